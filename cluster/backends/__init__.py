@@ -1,0 +1,1 @@
+"""One thin shell per place where a cluster can run."""

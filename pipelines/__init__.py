@@ -1,0 +1,1 @@
+"""Train, evaluate, version and use models on sharded Parquet datasets over Dask."""

@@ -1,0 +1,1 @@
+"""The mutirao command line."""

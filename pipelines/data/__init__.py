@@ -1,0 +1,1 @@
+"""Parquet datasets: manifest, schema, shards, order, splits, reader, writer and checks."""

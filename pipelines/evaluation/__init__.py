@@ -1,0 +1,1 @@
+"""Metrics over splits and segments, calibration, thresholds and gates."""

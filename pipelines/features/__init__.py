@@ -1,0 +1,1 @@
+"""Feature plans: fitted on the cluster, applied anywhere, carried inside the model."""

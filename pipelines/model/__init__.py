@@ -1,0 +1,1 @@
+"""What a trained model is: features, predictor, target and calibration in one bundle of files."""

@@ -1,0 +1,1 @@
+"""A spec compiled into a frozen plan that explains itself before anything runs."""

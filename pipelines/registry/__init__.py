@@ -1,0 +1,1 @@
+"""Model versions, aliases and lineage on plain object storage."""

@@ -1,0 +1,1 @@
+"""Running plans: driver, journal, stage cache, resume and cancel."""

@@ -1,0 +1,1 @@
+"""Using models: batch scoring."""

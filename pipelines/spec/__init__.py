@@ -1,0 +1,1 @@
+"""The pipeline's spec: one document, all its faults at once."""

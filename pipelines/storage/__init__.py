@@ -1,0 +1,1 @@
+"""URLs to file systems for reading, and to object stores for atomic writes."""

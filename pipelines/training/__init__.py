@@ -1,0 +1,1 @@
+"""Gangs of ranks, the collective, training strategies, estimators and checkpoints."""

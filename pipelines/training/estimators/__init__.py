@@ -1,0 +1,1 @@
+"""What can be trained: linear models, boosting, and foreign estimators by import path."""

@@ -1,0 +1,1 @@
+"""Ranks that train together: started all or none, watched, and ended together."""

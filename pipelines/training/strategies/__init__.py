@@ -1,0 +1,1 @@
+"""Ways to train over ranks; synchronous gradient descent is the first."""
