@@ -1,0 +1,93 @@
+"""Which estimators there are, and what each must be able to do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pipelines.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from pipelines.training.config import TrainConfig
+    from pipelines.training.data import TrainingData
+    from pipelines.training.fit import Fit, Progress
+    from pipelines.training.gang import Deadlines
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """What an estimator's fit is given: see `pipelines.training.fit.fit`."""
+
+    config: TrainConfig
+    data: TrainingData
+    client: Client | None
+    ranks: int
+    threads: int
+    memory_bytes: int | None
+    checkpoint_url: str | None
+    report: Callable[[Progress], None]
+    deadlines: Deadlines
+    stop: threading.Event
+
+
+class Estimator(Protocol):
+    """One kind of thing that can be trained."""
+
+    @property
+    def categorical(self) -> Literal["one_hot", "native"]:
+        """How category columns are encoded unless the spec says it."""
+        ...
+
+    @property
+    def label_kinds(self) -> tuple[str, ...]:
+        """The kinds of label it learns: of ``binary``, ``multiclass``, ``regression``."""
+        ...
+
+    def check(self, config: TrainConfig) -> Any:
+        """Validate `config` and its `params`; returns the params model. Raises ``pydantic.ValidationError``."""
+        ...
+
+    def memory_per_row(self, features: int) -> int:
+        """Bytes that a rank needs per row of its share, for the plan's prediction."""
+        ...
+
+    def fit(self, request: FitRequest) -> Fit:
+        """Train. Blocks until done; see `pipelines.training.fit.fit`."""
+        ...
+
+
+ESTIMATORS = {
+    "logistic_regression": "pipelines.training.estimators.linear:LOGISTIC",
+    "linear_regression": "pipelines.training.estimators.linear:LINEAR",
+    "xgboost": "pipelines.training.estimators.boosting:XGBOOST",
+}
+"""Names of the spec and where they are built; an import path goes to `FOREIGN`."""
+
+FOREIGN = "pipelines.training.estimators.foreign:foreign"
+
+
+def resolve(name: str) -> Estimator:
+    """Find the estimator of a spec's `estimator:`: one of `ESTIMATORS`, or ``package.module.Class`` by import path.
+
+    Raises
+    ------
+    NotFoundError
+        A bare word that is not in `ESTIMATORS`.
+    """
+    if name in ESTIMATORS:
+        estimator: Estimator = _load(ESTIMATORS[name])
+        return estimator
+    if "." not in name and ":" not in name:
+        raise NotFoundError.among("estimator", name, list(ESTIMATORS))
+    foreign: Estimator = _load(FOREIGN)(name)
+    return foreign
+
+
+def _load(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)

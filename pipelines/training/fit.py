@@ -1,0 +1,98 @@
+"""Train what a spec's `train:` asks for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipelines.training.config import TrainConfig
+from pipelines.training.data import TrainingData
+from pipelines.training.estimators.registry import FitRequest, resolve
+from pipelines.training.gang import Deadlines
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a training is."""
+
+    unit: str
+    """``step``, ``epoch`` or ``round``; ``load`` while the data is read (then `done` and `total` are rows)."""
+    done: int
+    total: int | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    rows_per_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A trained predictor in plain formats, and what is worth knowing about how it came to be.
+
+    `kind` says which predictor of `pipelines.model` reads `files` (``linear``, ``xgboost``, ``skops``); `summary` is
+    JSON-able (n_iter, stop_reason, history, rows, best_iteration, …).
+    """
+
+    kind: str
+    files: dict[str, bytes]
+    summary: dict[str, Any]
+
+
+def fit(
+    config: TrainConfig,
+    data: TrainingData,
+    *,
+    client: Client | None,
+    ranks: int,
+    threads: int = 1,
+    memory_bytes: int | None = None,
+    checkpoint_url: str | None = None,
+    report: Callable[[Progress], None] | None = None,
+    deadlines: Deadlines | None = None,
+    stop: threading.Event | None = None,
+) -> Fit:
+    """Train on `ranks` Dask workers; goes on from the last checkpoint in `checkpoint_url` of the same config and data.
+
+    Parameters
+    ----------
+    config, data
+        What to train, and on what.
+    client : distributed.Client or None
+        The cluster; None trains in child processes of this one.
+    ranks, threads : int
+        Ranks (at most the workers there are), and threads of each.
+    memory_bytes : int, optional
+        Limit of each worker's process tree. Data that do not fit are kept on the worker's disk, block by block.
+    checkpoint_url : str, optional
+        Folder of an object store for checkpoints; None saves none.
+    report : callable, optional
+        Called in this thread with the progress.
+    deadlines : Deadlines, optional
+    stop : threading.Event, optional
+        Set it to make the training save a checkpoint and leave: ``InterruptedRunError``.
+
+    Raises
+    ------
+    TrainingError, DataError, UserCodeError, GangError, DeadlineError, InterruptedRunError
+        See `run_gang`.
+    """
+    request = FitRequest(
+        config=config,
+        data=data,
+        client=client,
+        ranks=ranks,
+        threads=threads,
+        memory_bytes=memory_bytes,
+        checkpoint_url=checkpoint_url,
+        report=report or _ignore,
+        deadlines=deadlines or Deadlines(),
+        stop=stop or threading.Event(),
+    )
+    return resolve(config.estimator).fit(request)
+
+
+def _ignore(progress: Progress) -> None:
+    pass
