@@ -1,0 +1,137 @@
+"""What does the model learn to predict? The label's kind, its classes, and how a label column becomes float32."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.errors import DataError, NotFoundError
+
+Kind = Literal["binary", "multiclass", "regression"]
+LabelType = Literal["bool", "int64", "double", "string"]
+Class = bool | int | float | str
+
+_TYPES = {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64(), "string": pa.string()}
+
+
+@dataclass(frozen=True)
+class Target:
+    """The label, as it was found in the training split.
+
+    Parameters
+    ----------
+    column : str
+    kind : {"binary", "multiclass", "regression"}
+    type : {"bool", "int64", "double", "string"}
+        Arrow type of `classes`, of what `decode` yields and of what `encode` casts to.
+    classes : tuple
+        In the order of their codes; the positive class of a binary label is the last. Empty for regression.
+    counts : tuple of int
+        Training rows of each class.
+    on_null : {"fail", "drop"}
+    mean, std : float, optional
+        Of a regression label over the training split (population standard deviation).
+    """
+
+    column: str
+    kind: Kind
+    type: LabelType
+    classes: tuple[Class, ...]
+    counts: tuple[int, ...]
+    on_null: Literal["fail", "drop"]
+    mean: float | None = None
+    std: float | None = None
+
+    @property
+    def n_outputs(self) -> int:
+        """Columns of a model's raw output: the number of classes if there are more than two, else 1."""
+        return len(self.classes) if self.kind == "multiclass" else 1
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """Arrow type of the label."""
+        return _TYPES[self.type]
+
+    def labelled(self, batch: pa.RecordBatch | pa.Table) -> np.ndarray | None:
+        """Mask of the rows that have a label (bool, shape (rows,)), or None when all have one, the usual case."""
+        labels = self._column(batch)
+        missing = pc.is_null(labels, nan_is_null=pa.types.is_floating(labels.type))
+        if not pc.any(missing).as_py():
+            return None
+        return ~missing.to_numpy(zero_copy_only=False)
+
+    def encode(self, labels: pa.Array | pa.ChunkedArray) -> np.ndarray:
+        """Turn labels into what trainers take: class codes 0, 1, … or values.
+
+        Returns
+        -------
+        ndarray of float32, shape (rows,)
+            NaN where the label is null.
+
+        Raises
+        ------
+        DataError
+            A class that training did not have, an infinity, or a type that is not the label's.
+        """
+        if self.kind == "regression":
+            return self._values(labels)
+        known = pa.array(self.classes, self.arrow_type)
+        codes = pc.index_in(self._cast(labels), known, skip_nulls=True)
+        missing = pc.is_null(labels, nan_is_null=pa.types.is_floating(labels.type))
+        unknown = pc.and_(pc.is_null(codes), pc.invert(missing))
+        if pc.any(unknown).as_py():
+            first = labels[pc.index(unknown, True).as_py()].as_py()
+            raise DataError(
+                f"the label {first!r} is not a class that training had", on=f"column {self.column}",
+                expected=_listed(self.classes),
+                remedy="Split with kind: stratified so that every class is trained on, or leave its rows out with filter",
+            )  # fmt: skip
+        return pc.cast(codes, pa.float32()).to_numpy(zero_copy_only=False)
+
+    def decode(self, codes: np.ndarray) -> pa.Array:
+        """Turn class codes (integers, shape (rows,)) into labels; regression values into doubles."""
+        if self.kind == "regression":
+            return pa.array(np.asarray(codes, np.float64))
+        return pa.array(self.classes, self.arrow_type).take(pa.array(np.asarray(codes, np.int64)))
+
+    def _column(self, batch: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray:
+        place = batch.schema.get_field_index(self.column)
+        if place < 0:
+            raise NotFoundError.among("label column", self.column, batch.schema.names)
+        return batch.column(place)
+
+    def _values(self, labels: pa.Array | pa.ChunkedArray) -> np.ndarray:
+        values = pc.cast(self._cast(labels), pa.float64()).to_numpy()
+        with np.errstate(over="ignore"):
+            single = values.astype(np.float32)
+        if np.isinf(single).any():
+            worst = values[np.isinf(single)][0]
+            raise DataError(
+                "a label does not fit float32", on=f"column {self.column}", expected="finite numbers below 3.4e38",
+                found=f"{worst:g}", remedy="Rescale the label with derive, or leave such rows out with filter",
+            )  # fmt: skip
+        return single
+
+    def _cast(self, labels: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+        try:
+            return pc.cast(labels, self.arrow_type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(
+                f"a label can't be read as {self.type}", on=f"column {self.column}", expected=self.type,
+                found=f"{labels.type} ({error})", remedy="Give the column the type that training had",
+            ) from error  # fmt: skip
+
+
+def _listed(values: tuple[Class, ...], limit: int = 8) -> str:
+    shown = ", ".join(repr(value) for value in values[:limit])
+    return shown + (f", … ({len(values)} in all)" if len(values) > limit else "")
+
+
+def is_missing(value: object) -> bool:
+    """Whether a Python value counts as a missing label."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
