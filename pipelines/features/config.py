@@ -1,4 +1,4 @@
-"""What a spec may say about features (`features:`) and the label (`label:`), and which combinations make sense."""
+"""What may a spec say about features (`features:`), and which combinations make sense?"""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Constant(Config):
 class FeatureConfig(Config):
     """One item of `features:`: some columns and what is done to each of them. A bare name or list means `columns`.
 
-    With only `columns`, each column gets what suits its type and the estimator. Linear models (`one_hot`): numbers are
-    standardised and mean-imputed, booleans imputed with the most frequent value, strings and categories one-hot encoded,
-    dates become year and cyclic parts. Trees (`native`): numbers, booleans and their missing values pass through,
-    strings and categories become native categories, dates become their plain parts.
+    With only `columns`, each column gets what suits its type and the estimator. Linear models (`one_hot`): numbers
+    are standardised and mean-imputed, booleans imputed with the most frequent value, strings and categories one-hot
+    encoded, dates become year and cyclic parts. Trees (`native`): numbers, booleans and their missing values pass
+    through, strings and categories become native categories, dates become their plain parts.
 
     A missing value is a null, a NaN or (`infinities: missing`, and always at prediction) an infinity.
 
@@ -51,8 +51,9 @@ class FeatureConfig(Config):
         Add one column that is 1 where the value was missing.
     encode : {"auto", "one_hot", "ordinal", "native", "hash"}, optional
         Make the column categorical. ``auto``: as the estimator likes it, and hashed beyond 262,144 distinct values.
-        ``ordinal``: codes in the order of the values, −1 where missing or unknown. ``native``: XGBoost's categories, NaN
-        where missing or unknown. ``one_hot``: zeros where unknown; missing has a column of its own if training had any.
+        ``ordinal``: codes in the order of the values, −1 where missing or unknown. ``native``: XGBoost's categories,
+        NaN where missing or unknown. ``one_hot``: zeros where unknown; missing has a column of its own if training had
+        any.
     max_categories : int
         Keep this many categories, the most frequent ones (of equally frequent ones the smaller value); all others,
         unknown ones too, share the category ``(other)``.
@@ -136,9 +137,9 @@ def _impossible(feature: FeatureConfig) -> Iterator[str]:
     if feature.transform is not None:
         own = {"columns", "transform", "params", "fit", "sample_rows", "seed", "infinities"}
         if extra := sorted(given - own):
-            yield f"transform does everything itself, so {', '.join(extra)} can't be used with it; remove one or the other"
+            yield f"transform does everything itself, so {', '.join(extra)} can't be used with it; remove one"
         if "." not in feature.transform.replace(":", "."):
-            yield f"transform {feature.transform!r} is not an import path; write it like sklearn.preprocessing.PowerTransformer"
+            yield f"transform {feature.transform!r} is not an import path like package.module.Class"
         return
     if extra := sorted(given & {"params", "fit", "sample_rows", "seed"}):
         yield f"{', '.join(extra)} belong to a transform; name one with transform, or remove them"
@@ -164,7 +165,7 @@ def _impossible_encoding(feature: FeatureConfig) -> Iterator[str]:
     if feature.bins is not None and encode == "hash":
         yield "bins are few and known, hashing them loses information; use encode: ordinal, one_hot or native"
     if cyclic and (encode is not None or feature.bins is not None):
-        yield f"{', '.join(cyclic)} are sines and cosines and can't be encoded or binned; list the plain parts, or another item"
+        yield f"{', '.join(cyclic)} are sines and cosines, not categories; list the plain parts"
     if "buckets" in given and encode not in ("hash", "auto"):
         yield "buckets are for encode: hash; set it, or remove buckets"
     if encode == "hash" and (extra := sorted(given & {"max_categories", "min_frequency"})):
@@ -174,41 +175,3 @@ def _impossible_encoding(feature: FeatureConfig) -> Iterator[str]:
             yield f"categories have no {feature.impute}; use impute: most_frequent or {{constant: VALUE}}"
         if encode == "hash" and feature.impute == "most_frequent":
             yield "encode: hash keeps no counts, so there is no most frequent value; use impute: {constant: VALUE}"
-
-
-class LabelConfig(Config):
-    """What is to be predicted.
-
-    Parameters
-    ----------
-    column : str
-        The label's column.
-    on_null : {"fail", "drop"}
-        Whether a missing label (null or NaN) fails the fit, or its row is left out everywhere and counted.
-    kind : {"auto", "binary", "multiclass", "regression"}
-        ``auto``: two distinct values or a boolean are binary; strings, and integers of at most 20 distinct values, are
-        multiclass; other numbers are regression.
-    positive : bool, int, float or str, optional
-        The class of a binary label whose probability is predicted; default: the larger of the two.
-    max_classes : int
-        More distinct values than this are not taken for classes.
-    """
-
-    column: str
-    on_null: Literal["fail", "drop"] = "fail"
-    kind: Literal["auto", "binary", "multiclass", "regression"] = "auto"
-    positive: Scalar | None = None
-    max_classes: Annotated[int, Field(ge=2, le=10_000)] = 1000
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_bare_column(cls, value: object) -> object:
-        return {"column": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _refuse_impossible(self) -> LabelConfig:
-        if self.positive is not None and self.kind in ("multiclass", "regression"):
-            raise ValueError(
-                f"positive names the positive class of a binary label, not of kind: {self.kind}; remove one"
-            )
-        return self

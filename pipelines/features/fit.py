@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipelines.features.config import FeatureConfig, LabelConfig
+from pipelines.features.config import FeatureConfig
 from pipelines.features.plan import FeaturePlan
-from pipelines.features.target import Target
+from pipelines.features.target import LabelConfig, Target
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -4,19 +4,59 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, model_validator
 
+from pipelines.config import Config
 from pipelines.errors import DataError, NotFoundError
 
 Kind = Literal["binary", "multiclass", "regression"]
 LabelType = Literal["bool", "int64", "double", "string"]
-Class = bool | int | float | str
+Class = StrictBool | StrictInt | StrictFloat | StrictStr
 
 _TYPES = {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64(), "string": pa.string()}
+
+
+class LabelConfig(Config):
+    """What is to be predicted.
+
+    Parameters
+    ----------
+    column : str
+        The label's column.
+    on_null : {"fail", "drop"}
+        Whether a missing label (null or NaN) fails the fit, or its row is left out everywhere and counted.
+    kind : {"auto", "binary", "multiclass", "regression"}
+        ``auto``: two distinct values or a boolean are binary; strings, and integers of at most 20 distinct values, are
+        multiclass; other numbers are regression.
+    positive : bool, int, float or str, optional
+        The class of a binary label whose probability is predicted; default: the larger of the two.
+    max_classes : int
+        More distinct values than this are not taken for classes.
+    """
+
+    column: str
+    on_null: Literal["fail", "drop"] = "fail"
+    kind: Literal["auto", "binary", "multiclass", "regression"] = "auto"
+    positive: Class | None = None
+    max_classes: Annotated[int, Field(ge=2, le=10_000)] = 1000
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_bare_column(cls, value: object) -> object:
+        return {"column": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _refuse_impossible(self) -> LabelConfig:
+        if self.positive is not None and self.kind in ("multiclass", "regression"):
+            raise ValueError(
+                f"positive names the positive class of a binary label, not of kind: {self.kind}; remove one"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -89,7 +129,7 @@ class Target:
             raise DataError(
                 f"the label {first!r} is not a class that training had", on=f"column {self.column}",
                 expected=_listed(self.classes),
-                remedy="Split with kind: stratified so that every class is trained on, or leave its rows out with filter",
+                remedy="Split with kind: stratified so that every class is trained on, or filter its rows out",
             )  # fmt: skip
         return pc.cast(codes, pa.float32()).to_numpy(zero_copy_only=False)
 
