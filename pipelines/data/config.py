@@ -85,8 +85,8 @@ class DataConfig(Config):
     """
 
     source: str | Annotated[list[str], Field(min_length=1)] | Versioned
-    columns: dict[str, ColumnCorrection] = {}
+    columns: dict[str, ColumnCorrection] = Field(default_factory=dict)
     on_drift: OnDrift = "widen"
     on_bad_file: OnBadFile = "fail"
     filter: str | None = None
-    derive: dict[str, str] = {}
+    derive: dict[str, str] = Field(default_factory=dict)
