@@ -129,6 +129,11 @@ class StorageError(MutiraoError):
     """A store that can't be reached, written or trusted."""
 
 
+class UnreachableStoreError(StorageError):
+    """A store that could not be reached, broke off or did not answer in time: what was asked may or may not have
+    happened, and is worth another try."""
+
+
 class ObjectExistsError(StorageError):
     """A create-only put found the key taken: somebody else won the race."""
 
