@@ -168,7 +168,7 @@ class _Parser:
         try:
             return self._visit(node)
         except op.OperationError as error:
-            raise self._refused(node, str(error))
+            raise self._refused(node, str(error)) from error
 
     def _visit(self, node: ast.expr) -> op.Operand:
         match node:
@@ -200,7 +200,7 @@ class _Parser:
         try:
             return op.Literal(pa.scalar(value))
         except (OverflowError, pa.ArrowInvalid):
-            raise self._refused(node, f"{value} does not fit into 64 bits")
+            raise self._refused(node, f"{value} does not fit into 64 bits") from None
 
     def _column(self, node: ast.expr, name: str) -> op.Operand:
         if name not in self._types:

@@ -142,11 +142,13 @@ class SplitPlan:
         tests = np.array([min(stratum.test, _TOP) for stratum in ordered], np.uint64)
         return hashes, tests, np.array([min(stratum.validation, _TOP) for stratum in ordered], np.uint64)
 
-    def _of_strata(
-        self, batch: pa.RecordBatch, test: np.uint64, validation: np.uint64
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _of_shares(self) -> tuple[np.ndarray, np.ndarray]:
+        return _threshold(self.test), _threshold(self.test + self.validation)
+
+    def _of_strata(self, batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
         """Thresholds of every row; a value that was not there when the split was fitted takes the shares' own."""
         known, tests, validations = self._tables
+        test, validation = self._of_shares()
         found = hash_values(batch[self.by])
         if not len(known):
             return np.full(len(found), test), np.full(len(found), validation)
