@@ -17,8 +17,8 @@ ROW_GROUPS_PER_FILE = 4
 def make(path: str | Path, rows: int = 5_000_000, features: int = 28, seed: int = 7) -> str:
     """Write the dataset into a folder, unless it is there already.
 
-    Columns ``f00``, ``f01``, … float32, standard normal, without dictionaries; ``label`` int8, 1 with the probability of a logistic model
-    whose weights fall off from feature to feature.
+    Columns ``f00``, ``f01``, … float32, standard normal, without dictionaries; ``label`` int8, 1 with the
+    probability of a logistic model whose weights fall off from feature to feature.
 
     Parameters
     ----------
