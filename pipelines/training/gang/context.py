@@ -23,7 +23,7 @@ class Deadlines:
     """For all ranks to be started and to have met."""
     step_s: float = 300.0
     """For one collective operation: the slowest rank's step."""
-    silence_s: float = 8.0
+    silence_s: float = 6.0
     """Without a word from a rank's watcher, or with the rank's process stopped, before it counts as lost."""
     idle_s: float = 900.0
     """Without any progress (CPU time or a message) of any rank."""

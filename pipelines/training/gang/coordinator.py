@@ -1,0 +1,193 @@
+"""The gang's meeting place: a small TCP server without a thread of its own, in the process that calls `run_gang`.
+
+It turns what watchers and ranks say into events of `membership`, and membership's orders into frames. Nobody gets in
+without the gang's token.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelines.training.gang import membership, wire
+from pipelines.training.gang.membership import Cause, Event, Introduce, Kill, Order, Tell
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Peer:
+    """One connection: nameless until it has proven the token and said which watcher or rank it is."""
+
+    sock: socket.socket
+    nonce: bytes
+    role: str = ""
+    rank: int = -1
+    proven: bool = False
+    raw: bytearray = field(default_factory=bytearray)
+    decoder: wire.Decoder = field(default_factory=wire.Decoder)
+    unsent: bytearray = field(default_factory=bytearray)
+    last_words: bool = False
+
+
+class Coordinator:
+    """Accepts the gang's connections, and speaks for it. Owned by one thread; close it with ``with``.
+
+    Parameters
+    ----------
+    host : str
+        Address to listen at, reachable from the workers.
+    token : bytes
+    arguments : sequence of bytes
+        What is handed to each rank when the gang has met.
+    on_report : callable ``(rank, message)``
+    """
+
+    def __init__(
+        self, host: str, token: bytes, arguments: Sequence[bytes], on_report: Callable[[int, dict[str, Any]], None]
+    ) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=256)
+        self._listener.setblocking(False)
+        self._token, self._arguments, self._on_report = token, arguments, on_report
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._peers: dict[tuple[str, int], _Peer] = {}
+        self.address = (host, int(self._listener.getsockname()[1]))
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for key in list(self._selector.get_map().values()):
+            sock = key.fileobj
+            assert isinstance(sock, socket.socket)
+            self._selector.unregister(sock)
+            wire.close(sock)
+        self._selector.close()
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Wait for something to happen, at most `timeout_s`, and return it as events."""
+        events: list[Event] = []
+        for key, mask in self._selector.select(timeout_s):
+            if key.data is None:
+                self._accept()
+                continue
+            peer: _Peer = key.data
+            if mask & selectors.EVENT_WRITE:
+                self._flush(peer)
+            if mask & selectors.EVENT_READ:
+                events += self._read(peer)
+        return events
+
+    def obey(self, orders: Sequence[Order]) -> None:
+        """Send what `membership` has ordered. A peer that is gone is told nothing; its end is an event of its own."""
+        for order in orders:
+            match order:
+                case Introduce(addresses):
+                    for rank, arguments in enumerate(self._arguments):
+                        self._send("rank", rank, {"kind": "introduce", "addresses": addresses}, arguments)
+                case Tell(rank, word, reason):
+                    self._send("rank", rank, {"kind": word, "reason": reason})
+                case Kill(rank):
+                    self._send("watcher", rank, {"kind": "kill"})
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        wire.tune(sock)
+        peer = _Peer(sock, wire.new_nonce())
+        self._selector.register(sock, selectors.EVENT_READ, peer)
+        peer.unsent += peer.nonce
+        self._flush(peer)
+
+    def _send(self, role: str, rank: int, header: dict[str, Any], payload: bytes = b"") -> None:
+        peer = self._peers.get((role, rank))
+        if peer is not None:
+            peer.unsent += wire.encode(header, payload)
+            self._flush(peer)
+
+    def _flush(self, peer: _Peer) -> None:
+        try:
+            while peer.unsent:
+                sent = peer.sock.send(peer.unsent)
+                del peer.unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            peer.unsent.clear()  # its end will be read
+        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+        self._selector.modify(peer.sock, interest, peer)
+
+    def _read(self, peer: _Peer) -> list[Event]:
+        try:
+            data = peer.sock.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            return self._lost(peer)
+        try:
+            return [event for frame in self._frames(peer, data) for event in self._understand(peer, *frame)]
+        except (wire.Malformed, KeyError, TypeError, ValueError) as error:
+            logger.warning("a connection was closed that does not speak as a gang does: %s", error)
+            return self._lost(peer)
+
+    def _frames(self, peer: _Peer, data: bytes) -> list[wire.Frame]:
+        if not peer.proven:
+            peer.raw += data
+            if len(peer.raw) > wire.UNPROVEN_LIMIT:
+                raise wire.Malformed("too many bytes before the proof of the token")
+            if len(peer.raw) < wire.PROOF_BYTES:
+                return []
+            if not wire.proven(self._token, peer.nonce, bytes(peer.raw[: wire.PROOF_BYTES])):
+                raise wire.Malformed("a wrong token")
+            peer.proven, data = True, bytes(peer.raw[wire.PROOF_BYTES :])
+        return peer.decoder.feed(data)
+
+    def _understand(self, peer: _Peer, header: dict[str, Any], payload: bytes) -> list[Event]:
+        if not peer.role:
+            return self._welcome(peer, header)
+        rank, kind = peer.rank, header["kind"]
+        match kind:
+            case "beat":
+                return [membership.Beat(rank, header["state"], header["cpu_s"], header["rss_bytes"])]
+            case "report":
+                self._on_report(rank, header["message"])
+                return [membership.Spoke(rank)]
+            case "returned":
+                return [membership.Returned(rank, payload)]
+            case "complained":
+                details, leaving = header.get("details", {}), header.get("leaving", False)
+                return [membership.Complained(rank, Cause(header["cause"]), header["text"], details, leaving)]
+            case "gone":
+                peer.last_words = True
+                details = {"log": header["log"], "peak_rss_bytes": header["peak_rss_bytes"]}
+                return [membership.Gone(rank, Cause(header["cause"]), header["text"], details)]
+        raise wire.Malformed(f"an unknown word {kind!r}")
+
+    def _welcome(self, peer: _Peer, hello: dict[str, Any]) -> list[Event]:
+        role, rank = str(hello["role"]), int(hello["rank"])
+        if role not in ("rank", "watcher") or not 0 <= rank < len(self._arguments) or (role, rank) in self._peers:
+            raise wire.Malformed(f"a second or an unknown {role} {rank}")
+        peer.role, peer.rank = role, rank
+        self._peers[role, rank] = peer
+        if role == "watcher":
+            return [membership.Watched(rank, str(hello["worker"]))]
+        host, port = hello["address"]
+        return [membership.Arrived(rank, (str(host), int(port)))]
+
+    def _lost(self, peer: _Peer) -> list[Event]:
+        self._selector.unregister(peer.sock)
+        wire.close(peer.sock)
+        if peer.role == "watcher" and not peer.last_words:
+            return [membership.Gone(peer.rank, Cause.KILLED, "its worker was lost: the watcher's connection broke")]
+        return []

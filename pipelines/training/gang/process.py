@@ -1,0 +1,125 @@
+"""Start, measure and end the process tree of a rank."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_ONE_THREAD = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """What the system says about a rank's process tree.
+
+    `state` is psutil's word for the root process (``running``, ``sleeping``, ``stopped``, …); `cpu_s` is the time that
+    the tree has computed; `rss_bytes` what it holds in memory.
+    """
+
+    state: str
+    cpu_s: float
+    rss_bytes: int
+
+
+def environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Build a rank's environment: BLAS at one thread before NumPy loads, and the code that the worker can import."""
+    here = Path(__file__).resolve().parents[3]
+    code = [base.get("MUTIRAO_CODE_PATH", ""), base.get("PYTHONPATH", ""), str(here)]
+    return {
+        **base,
+        **dict.fromkeys(_ONE_THREAD, "1"),
+        "PYTHONPATH": os.pathsep.join(part for part in code if part),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+
+
+def start(module: str, folder: Path) -> subprocess.Popen[bytes]:
+    """Start ``python -m module`` in a session of its own, with its output joined into one pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment({**os.environ, "TMPDIR": str(folder)}),
+        start_new_session=True,
+    )
+
+
+def die_with_parent(parent: int) -> None:
+    """Make the kernel kill this process when the thread that started it ends (Linux; elsewhere the pipe tells)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before we asked
+        end_own_tree()
+
+
+def end_own_tree() -> None:
+    """Kill this process and what it has started, at once."""
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def measure(pid: int) -> Vitals | None:
+    """Look at a process and all its descendants; None when it is gone."""
+    try:
+        root = psutil.Process(pid)
+        state = str(root.status())
+        cpu, rss = _cpu_and_rss(root)
+        children = root.children(recursive=True)
+    except psutil.Error:
+        return None
+    for child in children:
+        try:
+            more_cpu, more_rss = _cpu_and_rss(child)
+        except psutil.Error:
+            continue
+        cpu, rss = cpu + more_cpu, rss + more_rss
+    return Vitals(state, cpu, rss)
+
+
+def _cpu_and_rss(process: psutil.Process) -> tuple[float, int]:
+    times = process.cpu_times()
+    return times.user + times.system, process.memory_info().rss
+
+
+def own_rss_bytes() -> int:
+    """Resident bytes of this process."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process started by `start`, and every descendant, also those that made a session of their own."""
+    try:
+        family = psutil.Process(process.pid).children(recursive=True)
+    except psutil.Error:
+        family = []
+    for kill in [lambda: os.killpg(process.pid, signal.SIGKILL), *(child.kill for child in family)]:
+        with suppress(ProcessLookupError, PermissionError, psutil.Error):  # gone already
+            kill()
+    process.wait()
+
+
+def describe_exit(code: int) -> str:
+    """Say how a process ended, from ``Popen.returncode``."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    hint = " (by hand, by the cluster, or by the kernel for want of memory)" if -code == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"

@@ -1,0 +1,235 @@
+"""Start a rank on this machine, look after it, and end it: the task that a Dask worker runs for each rank.
+
+The watcher owns the rank's process and scratch folder. It speaks to the coordinator over a connection of its own: when
+that closes, for whatever reason, the rank is killed; when the watcher's thread or process ends, the kernel kills the
+rank (and, where the kernel can't, the end of its standard input tells it to leave).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipelines.training.gang import process, wire
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+"""Between two looks at the process."""
+BEAT_S = 0.5
+"""Between two words to the coordinator."""
+LOG_LINES = 60
+_RANK = "pipelines.training.gang.rank"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a watcher must know to start its rank; small, since it travels as a task's argument."""
+
+    gang: str
+    rank: int
+    size: int
+    coordinator: tuple[str, int]
+    token: str
+    program: str
+    threads: int
+    memory_bytes: int | None
+    step_s: float
+    start_s: float
+
+    def plain(self) -> dict[str, Any]:
+        """Turn it into JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Launch:
+        """Rebuild it from `plain`'s result."""
+        host, port = plain["coordinator"]
+        return cls(**{**plain, "coordinator": (host, port)})
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a watcher runs: the worker's name, the address that peers can reach, its folder, and its own memory."""
+
+    worker: str
+    host: str
+    folder: Path
+    own_rss_bytes: int
+
+
+def watch(launch: Launch, site: Site) -> None:
+    """Run one rank to its end. Returns when the rank is gone and its scratch folder removed."""
+    token = bytes.fromhex(launch.token)
+    hello = {"role": "watcher", "rank": launch.rank, "worker": site.worker}
+    connection = wire.dial(launch.coordinator, token, hello, launch.start_s)
+    _sweep(site.folder)
+    scratch = Path(tempfile.mkdtemp(prefix=_scratch_prefix(), dir=site.folder))
+    try:
+        _Watch(launch, site, connection, scratch).run()
+    finally:
+        connection.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+class _Watch:
+    """One rank's process, its log and the connection to the coordinator."""
+
+    def __init__(self, launch: Launch, site: Site, connection: wire.Connection, scratch: Path) -> None:
+        self._launch, self._site, self._connection, self._scratch = launch, site, connection, scratch
+        self._log: deque[str] = deque(maxlen=LOG_LINES)
+        self._peak = 0
+
+    def run(self) -> None:
+        child = process.start(_RANK, self._scratch)
+        drain = threading.Thread(
+            target=self._drain, args=(child,), daemon=True, name=f"log of rank {self._launch.rank}"
+        )
+        drain.start()
+        try:
+            self._brief(child)
+            exit_record = self._attend(child)
+        finally:
+            process.kill_tree(child)
+            drain.join(timeout=5)
+            assert child.stdin is not None
+            assert child.stdout is not None
+            for pipe in (child.stdin, child.stdout):
+                _close_quietly(pipe)
+        if exit_record is not None:
+            self._say({**exit_record, "log": "\n".join(self._log), "peak_rss_bytes": self._peak})
+            self._await_close()
+
+    def _brief(self, child: subprocess.Popen[bytes]) -> None:
+        """Tell the rank who it is, over its standard input, which then stays open as its lifeline."""
+        share = self._launch.memory_bytes
+        record = {
+            **self._launch.plain(),
+            "memory_bytes": None if share is None else max(share - self._site.own_rss_bytes, 0),
+            "parent": os.getpid(),
+            "host": self._site.host,
+            "scratch": str(self._scratch),
+        }
+        assert child.stdin is not None
+        try:
+            child.stdin.write(json.dumps(record).encode() + b"\n")
+            child.stdin.flush()
+        except OSError:
+            pass  # it has ended already: the look at the process tells
+
+    def _attend(self, child: subprocess.Popen[bytes]) -> dict[str, Any] | None:
+        """Look, tell and obey until the rank ends. None: the coordinator is gone."""
+        next_beat = 0.0
+        while True:
+            code = child.poll()
+            if code is not None:
+                return {
+                    "kind": "gone",
+                    "cause": "killed" if code == -9 else "died",
+                    "text": process.describe_exit(code),
+                }
+            vitals = process.measure(child.pid)
+            if vitals is not None:
+                excess = self._excess(vitals.rss_bytes)
+                if excess:
+                    process.kill_tree(child)
+                    return {"kind": "gone", "cause": "memory", "text": excess}
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + BEAT_S
+                    self._say({"kind": "beat", **asdict(vitals)})
+            if not self._obey(child):
+                return None
+
+    def _excess(self, tree_rss_bytes: int) -> str:
+        held = tree_rss_bytes + (process.own_rss_bytes() if self._site.own_rss_bytes else 0)
+        self._peak = max(self._peak, held)
+        limit = self._launch.memory_bytes
+        if limit is None or held <= limit:
+            return ""
+        return f"its worker's processes held {_mib(held)} of memory, the limit is {_mib(limit)}: the rank was ended"
+
+    def _obey(self, child: subprocess.Popen[bytes]) -> bool:
+        try:
+            frame = self._connection.receive(LOOK_S)
+        except (OSError, wire.Malformed):
+            logger.info("rank %d: the coordinator has closed the connection, ending the rank", self._launch.rank)
+            return False
+        if frame is not None and frame[0].get("kind") == "kill":
+            process.kill_tree(child)
+        return True
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with suppress(OSError):  # the next receive notices the end of the connection
+            self._connection.send(message)
+
+    def _await_close(self) -> None:
+        """Keep the connection until the coordinator has read the last word."""
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            try:
+                self._connection.receive(1)
+            except (OSError, wire.Malformed):
+                return
+
+    def _drain(self, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            text = line.decode(errors="replace").rstrip()
+            self._log.append(text[:2000])
+            logger.info("rank %d: %s", self._launch.rank, text)
+
+
+def _scratch_prefix() -> str:
+    me = psutil.Process()
+    return f"gang.{socket.gethostname()}.{me.pid}.{int(me.create_time() * 100)}."
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the scratch folders of watchers on this machine that were killed."""
+    for path in folder.glob(f"gang.{socket.gethostname()}.*"):
+        _, _, pid, born, _ = path.name.rsplit(".", 4)
+        if not _alive(int(pid), int(born)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(pid: int, born: int) -> bool:
+    try:
+        return int(psutil.Process(pid).create_time() * 100) == born
+    except psutil.Error:
+        return False
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"
+
+
+def _close_quietly(pipe: Any) -> None:
+    with suppress(OSError):  # a broken pipe at its last flush
+        pipe.close()
+
+
+def local_site(worker: str = "this machine") -> Site:
+    """Describe the process that calls as the place of a rank that has no Dask worker."""
+    return Site(worker, "127.0.0.1", Path(tempfile.gettempdir()), 0)
+
+
+def address_towards(host: str) -> str:
+    """Return this machine's own address on the way to `host`."""
+    family = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
