@@ -1,0 +1,158 @@
+"""Clusters on this machine: distributed.LocalCluster with worker processes under nannies, on the loopback only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from distributed import LocalCluster, Status
+
+from cluster.backends import RunningCluster
+from cluster.backends.lifeline import FileLog, Lifeline, redirect
+from cluster.doctor import Finding, machine_checks
+from cluster.errors import ClusterLostError
+from cluster.resources import machine
+from cluster.scratch import ScratchFolder
+from cluster.spec import ClusterSpec
+
+logger = logging.getLogger(__name__)
+
+CLOSE_LIMIT_S = 20.0
+KILL_LIMIT_S = 5.0
+_LOG_TAIL = 300
+
+
+class LocalBackend:
+    """Starts clusters in this process: scheduler here, each worker a process that dies with this one."""
+
+    def checks(self, spec: ClusterSpec) -> Sequence[Finding]:
+        return machine_checks(spec, machine())
+
+    def start(self, spec: ClusterSpec) -> RunningCluster:
+        return RunningLocalCluster(spec)
+
+
+class RunningLocalCluster:
+    """A LocalCluster, its scratch folder and its log files."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self._scratch = ScratchFolder(spec.scratch_folder)
+        self._logs = _OwnerLogs(self._scratch.logs / "scheduler.log")
+        self._cluster: LocalCluster | None = None
+        try:
+            # No worker yet: the constructor can't be interrupted cleanly, and without workers it is quick.
+            self._cluster = LocalCluster(
+                n_workers=0,
+                threads_per_worker=spec.worker.threads,
+                processes=True,
+                host="127.0.0.1",
+                memory_limit=spec.worker.memory,
+                dashboard_address=spec.dashboard,
+                silence_logs=logging.WARNING,
+                local_directory=str(self._scratch.workers),
+                plugins=(Lifeline(str(self._scratch.logs)),),
+                scheduler_kwargs={"idle_timeout": f"{spec.idle_timeout} s"},
+            )
+            self.scale(spec.workers)
+        except BaseException:
+            self.close(failed=True)
+            raise
+
+    @property
+    def scheduler_address(self) -> str:
+        return str(self._running().scheduler_address)
+
+    @property
+    def dashboard_link(self) -> str:
+        return str(self._running().dashboard_link or "")
+
+    @property
+    def log_folder(self) -> Path | None:
+        return self._scratch.logs
+
+    @property
+    def lost(self) -> str:
+        if self._cluster is None:
+            return "it was closed"
+        status = self._cluster.scheduler.status
+        return "" if status == Status.running else f"its scheduler is {status.name}"
+
+    def scale(self, workers: int) -> None:
+        self._running().scale(workers)
+
+    def adapt(self, minimum: int, maximum: int) -> None:
+        self._running().adapt(minimum=minimum, maximum=maximum)
+
+    def missing(self) -> Sequence[str]:
+        cluster = self._running()
+        there = {info["name"] for info in cluster.scheduler_info["workers"].values()}
+        lines = []
+        for name in cluster.worker_spec:
+            if name not in there:
+                nanny = cluster.workers.get(name)
+                state = f"its process is {nanny.status.name}" if nanny is not None else "its process is starting"
+                lines.append(f"worker {name}: {state}{self._last_words(name)}")
+        return lines
+
+    def close(self, *, failed: bool = False) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            tree = _processes(cluster)
+            try:
+                cluster.close(timeout=CLOSE_LIMIT_S)
+            except TimeoutError:
+                logger.warning("the cluster did not close within %g s: its processes are killed", CLOSE_LIMIT_S)
+            finally:
+                _kill(tree | _processes(cluster))
+        self._logs.close()
+        self._scratch.close(keep_logs=failed)
+
+    def _running(self) -> LocalCluster:
+        if self._cluster is None:
+            raise ClusterLostError("the cluster was closed", on="local cluster")
+        return self._cluster
+
+    def _last_words(self, name: object) -> str:
+        try:
+            text = (self._scratch.logs / f"worker-{name}.log").read_text(errors="replace").strip()
+        except OSError:
+            return ""
+        return f", its log ends with: {text[-_LOG_TAIL:]}" if text else ""
+
+
+class _OwnerLogs:
+    """What Dask logs in this process goes into a file instead of to the terminal, until closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._handler = FileLog(path)
+        self._target = logging.getLogger("distributed")
+        self._before = redirect(self._target, self._handler)
+
+    def close(self) -> None:
+        self._target.removeHandler(self._handler)
+        for old in self._before:
+            self._target.addHandler(old)
+        self._before = []
+        self._handler.close()
+
+
+def _processes(cluster: LocalCluster) -> set[psutil.Process]:
+    """The workers' processes and all below them, as they are now; each knows its own start."""
+    found: set[psutil.Process] = set()
+    for nanny in list(cluster.workers.values()):
+        with suppress(psutil.Error, AttributeError):
+            if nanny.pid is not None:
+                process = psutil.Process(nanny.pid)
+                found |= {process, *process.children(recursive=True)}
+    return found
+
+
+def _kill(processes: set[psutil.Process]) -> None:
+    """Kill what still runs and wait a little for its end. psutil never signals a number that was given to another."""
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(list(processes), timeout=KILL_LIMIT_S)
