@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -43,12 +43,13 @@ class Literal:
 
 @dataclass(frozen=True)
 class Call:
-    """An Arrow compute function on operands."""
+    """An Arrow compute function on operands; `values` are the members of an ``is_in``."""
 
     function: str
     operands: tuple[Operand, ...]
     options: Any
     type: pa.DataType
+    values: pa.Array | None = None
 
     @cached_property
     def sample(self) -> pa.Array:
@@ -149,6 +150,8 @@ def is_in(operand: Operand, members: Sequence[Operand]) -> Operand:
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise OperationError(f"the list's values do not compare with {operand.type}") from error
     member_of = call("is_in", operand, options=pc.SetLookupOptions(value_set=held))
+    if isinstance(member_of, Call):
+        member_of = replace(member_of, values=held)
     return call("if_else", call("is_null", operand), Literal(pa.scalar(None, pa.bool_())), member_of)
 
 

@@ -1,22 +1,27 @@
-"""How do shards become Arrow batches?"""
+"""How do shards become Arrow batches: ahead of the caller, in order, within a cap on memory?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from pipelines.data.opening import Files, OpenFile
+from pipelines.data.prefetch import Allowance, prefetch
+from pipelines.data.projection import Projection
 from pipelines.data.rows import Position, RowIds
 from pipelines.data.shards import Shard, Slice
-from pipelines.data.source import Source, input_columns
-from pipelines.data.split import PARTS, SplitPlan
-from pipelines.storage import open_filesystem
+from pipelines.data.source import Source
+from pipelines.data.split import SplitPlan
+from pipelines.data.streams import Cost, RowGroupStream, cost
 
 BATCH_ROWS = 65_536
 MAX_BYTES_IN_FLIGHT = 64 << 20
+_BATCHES_AHEAD = 4
+_LEAST_COST = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +31,7 @@ class Read:
     Parameters
     ----------
     batch : RecordBatch
-        The columns that were asked for, in that order. Never empty.
+        The columns that were asked for, in that order. Never without rows.
     position : Position
         After this batch: reading again from there gives exactly the rows that were not yielded.
     shard : int
@@ -59,6 +64,9 @@ def read_batches(
 ) -> Iterator[Read]:
     """Stream the rows of shards, in order, as Arrow batches.
 
+    Neighbouring slices of one row group are decoded in one go. Threads read ahead; they end when the iterator does or
+    is closed, so a caller that may leave early wraps it in ``contextlib.closing``.
+
     Parameters
     ----------
     source : Source
@@ -71,11 +79,13 @@ def read_batches(
     position : Position, optional
         Where to go on: the `Read.position` of an earlier reading of the same shards.
     batch_rows : int
-        Most rows of a batch. Batches never span two slices and are cut at multiples of it within a row group.
+        Most rows of a batch. Batches lie within a slice and are cut at multiples of this within the row group; rows so
+        wide that four batches would not fit into the cap are cut finer.
     max_bytes_in_flight : int
-        Cap on the decoded bytes that are held ahead of the caller.
+        Cap on what is held ahead of the caller, its current batch included: decoded batches, pages, read buffers.
+        Only a row group whose pages alone are larger passes it.
     threads : int, optional
-        Threads that read ahead; by default as many as Arrow's pool has.
+        Threads that decode; by default as many as Arrow's pool has. 0: in the caller's thread.
     row_ids : bool
         Whether to give each row's identity.
 
@@ -88,79 +98,153 @@ def read_batches(
     DatasetChangedError
         A file is gone, or is not the one that was planned.
     DataError
-        A file that can't be decoded, a value that does not fit the unified schema.
+        A file that can't be decoded, a value that does not fit the unified schema or can't be computed.
     StorageError
         The store can't be read.
     """
-    start = position or Position()
-    inputs = input_columns(source, (*columns, *(split.columns if split else ())))
-    stored = [name for name in inputs if name not in source.partition_columns]
-    location = open_filesystem(source.root)
-    for at in range(start.shard, len(shards)):
-        slices = shards[at].slices
-        for piece in range(start.piece if at == start.shard else 0, len(slices)):
-            one = slices[piece]
-            first = start.row if (at, piece) == (start.shard, start.piece) else 0
-            path = f"{location.path}/{one.file.path}"
-            with location.filesystem.open_input_file(path) as file:
-                table = pq.ParquetFile(file).read_row_group(one.row_group, columns=stored)
-            row = max(one.start, first)
-            while row < one.stop:
-                stop = min(one.stop, (row // batch_rows + 1) * batch_rows)
-                cut = table.slice(row, stop - row)
-                rows = RowIds(one.file.path, one.row_group, np.arange(row, stop), one.first_row)
-                done = _next(shards, at, piece, stop)
-                row = stop
-                read = _finish(source, one, cut, rows, columns, inputs, split, part, done, at, row_ids)
+    projection = Projection(source, columns, split, part)
+    units = _units(shards, position or Position())
+    if not units:
+        return
+    reading = _Reading(Files(source.root), projection, shards, units, batch_rows, max_bytes_in_flight, row_ids)
+    wanted = pa.cpu_count() if threads is None else threads
+    need = reading.need(units[0])
+    streams = max(min(wanted, 1), min(wanted, len(units), max_bytes_in_flight // max(need, 1)))
+    reading.side_by_side = streams < wanted
+    yield from prefetch(len(units), reading.produce, threads=streams, cap=max_bytes_in_flight, reserve=need)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows from `start` on of a slice, and its place among the shards."""
+
+    at: int
+    piece: int
+    slice: Slice
+    start: int
+
+
+_Unit = list[_Piece]
+"""Neighbouring pieces of one row group."""
+
+
+def _units(shards: Sequence[Shard], position: Position) -> list[_Unit]:
+    pieces = []
+    for at in range(position.shard, len(shards)):
+        first = position.piece if at == position.shard else 0
+        for number, one in enumerate(shards[at].slices[first:], first):
+            row = position.row if (at, number) == (position.shard, position.piece) else 0
+            if max(one.start, row) < one.stop:
+                pieces.append(_Piece(at, number, one, max(one.start, row)))
+    units: list[_Unit] = []
+    for _, same in groupby(pieces, key=lambda piece: (piece.slice.file, piece.slice.row_group)):
+        for piece in same:
+            if units and _follows(units[-1][-1], piece):
+                units[-1].append(piece)
+            else:
+                units.append([piece])
+    return units
+
+
+def _follows(before: _Piece, piece: _Piece) -> bool:
+    one, other = before.slice, piece.slice
+    return (one.file, one.row_group) == (other.file, other.row_group) and one.stop <= piece.start
+
+
+class _Reading:
+    """One call of `read_batches`; `produce` runs in the reading threads."""
+
+    side_by_side = False
+
+    def __init__(
+        self,
+        files: Files,
+        projection: Projection,
+        shards: Sequence[Shard],
+        units: list[_Unit],
+        batch_rows: int,
+        cap: int,
+        row_ids: bool,
+    ) -> None:
+        self._files, self._projection, self._shards, self._units = files, projection, shards, units
+        self._batch_rows, self._cap, self._row_ids = batch_rows, cap, row_ids
+
+    def need(self, unit: _Unit) -> int:
+        """Bytes that a unit holds at once at most: its stream and one batch."""
+        if not self._projection.stored:
+            return _LEAST_COST
+        with self._open(unit) as file:
+            found = self._cost(file, unit)
+            return found.stream_bytes + int(found.row_bytes * self._rows_at_once(found))
+
+    def produce(self, number: int, allowance: Allowance) -> Iterator[tuple[int, Read]]:
+        """Read one unit."""
+        unit = self._units[number]
+        if not self._projection.stored:
+            yield from self._without_file(unit, allowance)
+            return
+        with self._open(unit) as file:
+            found = self._cost(file, unit)
+            allowance.take(found.stream_bytes)
+            try:
+                leaves = file.leaves(self._projection.stored)
+                rows = self._rows_at_once(found)
+                stream = RowGroupStream(file, unit[0].slice.row_group, list(leaves), rows, self.side_by_side)
+                for piece in unit:
+                    yield from self._decode(stream, piece, rows, found.row_bytes, allowance)
+                file.check()
+            finally:
+                allowance.give(found.stream_bytes)
+
+    def _decode(
+        self, stream: RowGroupStream, piece: _Piece, rows: int, row_bytes: float, allowance: Allowance
+    ) -> Iterator[tuple[int, Read]]:
+        row, stop = piece.start, piece.slice.stop
+        while row < stop:
+            estimate = int(min(rows, stop - row) * row_bytes) + _LEAST_COST
+            allowance.take(estimate)
+            batch = stream.read(row, min(stop, (row // rows + 1) * rows))
+            read = self._finish(batch, piece, row, row + batch.num_rows)
+            row += batch.num_rows
+            actual = read.batch.nbytes + _LEAST_COST if read.batch.num_rows else 0
+            del batch
+            allowance.give(estimate - actual)
+            if read.batch.num_rows:
+                yield actual, read
+            del read
+
+    def _without_file(self, unit: _Unit, allowance: Allowance) -> Iterator[tuple[int, Read]]:
+        """Rows of which only partition values or identities are wanted."""
+        for piece in unit:
+            row, stop = piece.start, piece.slice.stop
+            while row < stop:
+                end = min(stop, (row // self._batch_rows + 1) * self._batch_rows)
+                read = self._finish(None, piece, row, end)
+                row = end
                 if read.batch.num_rows:
-                    yield read
+                    actual = read.batch.nbytes + _LEAST_COST
+                    allowance.take(actual)
+                    yield actual, read
 
+    def _finish(self, batch: pa.RecordBatch | None, piece: _Piece, row: int, stop: int) -> Read:
+        one = piece.slice
+        rows = RowIds(one.file.path, one.row_group, np.arange(row, stop), one.first_row)
+        result, left, parts = self._projection.apply(batch, one.file, rows)
+        return Read(result, self._after(piece, stop), piece.at, left if self._row_ids else None, parts)
 
-def _next(shards: Sequence[Shard], at: int, piece: int, row: int) -> Position:
-    if row < shards[at].slices[piece].stop:
-        return Position(at, piece, row)
-    return Position(at, piece + 1, 0) if piece + 1 < len(shards[at].slices) else Position(at + 1, 0, 0)
+    def _after(self, piece: _Piece, row: int) -> Position:
+        if row < piece.slice.stop:
+            return Position(piece.at, piece.piece, row)
+        last = piece.piece + 1 == len(self._shards[piece.at].slices)
+        return Position(piece.at + 1, 0, 0) if last else Position(piece.at, piece.piece + 1, 0)
 
+    def _open(self, unit: _Unit) -> OpenFile:
+        return self._files.open(unit[0].slice.file, dictionaries=self._projection.dictionaries)
 
-def _finish(
-    source: Source,
-    one: Slice,
-    cut: pa.Table,
-    rows: RowIds,
-    columns: Sequence[str],
-    inputs: Sequence[str],
-    split: SplitPlan | None,
-    part: str | None,
-    done: Position,
-    at: int,
-    row_ids: bool,
-) -> Read:
-    held: dict[str, pa.Array] = {}
-    for name in inputs:
-        type = source.stored_schema.field(name).type
-        if name in source.partition_columns:
-            value = pa.scalar(dict(one.file.partition)[name])
-            held[name] = pa.repeat(value.cast(type), cut.num_rows)
-        elif name in cut.column_names:
-            column = cut[name].combine_chunks()
-            held[name] = column if column.type == type else column.cast(type)
-        else:
-            held[name] = pa.nulls(cut.num_rows, type)
-    for name, expression in source.derived.items():
-        if all(each in held for each in expression.columns):
-            held[name] = expression.evaluate(held, cut.num_rows)
-    schema = pa.schema([pa.field(name, array.type) for name, array in held.items()])
-    batch = pa.RecordBatch.from_arrays(list(held.values()), schema=schema)
-    keep = np.ones(batch.num_rows, bool)
-    if source.filter_expression is not None:
-        keep &= source.filter_expression.evaluate(batch).fill_null(False).to_numpy(zero_copy_only=False)
-    parts = None
-    if split is not None:
-        parts = split.assign(batch, rows)
-        if part is not None:
-            keep &= parts == PARTS.index(part)
-    if not keep.all():
-        batch = batch.filter(pa.array(keep))
-        rows = RowIds(rows.path, rows.row_group, rows.rows[keep], rows.first_row)
-        parts = None if parts is None else parts[keep]
-    return Read(batch.select(list(columns)), done, at, rows if row_ids else None, parts if part is None else None)
+    def _cost(self, file: OpenFile, unit: _Unit) -> Cost:
+        with file.explained("read the footer of"):
+            leaves = file.leaves(self._projection.stored)
+            return cost(file.reader.metadata, unit[0].slice.row_group, leaves, self._projection.stored_schema)
+
+    def _rows_at_once(self, found: Cost) -> int:
+        return max(1, min(self._batch_rows, int(self._cap / (_BATCHES_AHEAD * max(found.row_bytes, 1.0)))))

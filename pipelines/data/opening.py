@@ -1,0 +1,194 @@
+"""How is a file opened so that only the content that was planned is read, and what do its failures mean?"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.data.shards import FileRef
+from pipelines.errors import DataError, DatasetChangedError, MutiraoError
+from pipelines.storage import Location, open_filesystem
+from pipelines.storage.faults import as_storage_error
+
+_PLAN_AGAIN = "Plan again."
+BUFFER_BYTES = 256 << 10
+"""What is read of a column chunk at a time."""
+_FOOTERS_BYTES = 32 << 20
+_DECODING = (
+    "stream",
+    "thrift",
+    "corrupt",
+    "decompress",
+    "decod",
+    "page",
+    "parquet",
+    "magic",
+    "unexpected",
+    "snappy",
+    "zstd",
+)
+
+
+class Files:
+    """Opens the files of one root. Safe to use from several threads."""
+
+    def __init__(self, root: str) -> None:
+        self._location = open_filesystem(root)
+
+    def open(self, file: FileRef, *, dictionaries: Sequence[str] = ()) -> OpenFile:
+        """Open a file and check that it is the one that was planned.
+
+        Parameters
+        ----------
+        file : FileRef
+        dictionaries : sequence of str
+            Text columns to read as dictionaries.
+
+        Raises
+        ------
+        DatasetChangedError
+            It is gone or another one.
+        DataError
+            It is no readable Parquet file.
+        """
+        return OpenFile(self._location, file, dictionaries)
+
+
+class OpenFile:
+    """A Parquet file that was checked when it was opened, and can be checked again."""
+
+    def __init__(self, location: Location, file: FileRef, dictionaries: Sequence[str]) -> None:
+        self._location, self._file = location, file
+        self._path = f"{location.path}/{file.path}"
+        self.url = f"{location.url}/{file.path}"
+        with self.explained("open"):
+            self._handle = location.filesystem.open_input_file(self._path)
+            try:
+                self.check()
+                self.reader = self._open_parquet(dictionaries)
+            except BaseException:
+                self._handle.close()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._handle.close()
+
+    def leaves(self, columns: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """Of those `columns` that the file has, the numbers of their column chunks (several where nested)."""
+        return {name: self._leaves[name] for name in columns if name in self._leaves}
+
+    def check(self) -> None:
+        """Compare with what was planned; cheap, and to be done after reading too: files may be written over.
+
+        Raises
+        ------
+        DatasetChangedError
+        """
+        info = self._location.filesystem.get_file_info(self._path)
+        if info.type.name == "NotFound":
+            raise DatasetChangedError("the file is gone since the dataset was opened", on=self.url, remedy=_PLAN_AGAIN)
+        found = f"mtime:{info.mtime_ns}" if self._file.etag.startswith("mtime:") else self._file.etag
+        if (info.size, found) != (self._file.size, self._file.etag):
+            raise DatasetChangedError(
+                "the file is another one since the dataset was opened",
+                on=self.url,
+                expected=f"{self._file.size} bytes, {self._file.etag}",
+                found=f"{info.size} bytes, {found}",
+                remedy=_PLAN_AGAIN,
+            )
+
+    @contextmanager
+    def explained(self, doing: str, row_group: int | None = None) -> Iterator[None]:
+        """Turn what Arrow and the store raise inside the block into errors that name the file and the cause."""
+        try:
+            yield
+        except MutiraoError:
+            raise
+        except FileNotFoundError as error:
+            raise DatasetChangedError(
+                "the file is gone since the dataset was opened", on=self.url, remedy=_PLAN_AGAIN
+            ) from error
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._explain(error, doing, row_group) from error
+
+    def _explain(self, error: Exception, doing: str, row_group: int | None) -> MutiraoError:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, OSError) and (error.errno or not any(word in text.lower() for word in _DECODING)):
+            return as_storage_error(error, self.url, doing)
+        try:
+            self.check()
+        except MutiraoError as changed:
+            return changed
+        except OSError:
+            pass
+        what = "the file can't be read as Parquet" if row_group is None else f"row group {row_group} can't be decoded"
+        return DataError(what, on=self.url, found=text, remedy="The file is damaged: write it again, or leave it out.")
+
+    def _open_parquet(self, dictionaries: Sequence[str]) -> pq.ParquetFile:
+        key = (self.url, self._file.size, self._file.etag)
+        footer, self._leaves = _footers.get(key) or (None, {})
+        reader = pq.ParquetFile(
+            self._handle,
+            metadata=footer,
+            read_dictionary=list(dictionaries) or None,
+            buffer_size=BUFFER_BYTES,
+            pre_buffer=False,
+        )
+        if footer is None:
+            self._leaves = _leaves(reader.metadata.schema)
+            _footers.put(key, (reader.metadata, self._leaves))
+        return reader
+
+
+def _leaves(schema: pq.ParquetSchema) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for i in range(len(schema)):
+        name = schema.column(i).path.partition(".")[0]
+        found[name] = (*found.get(name, ()), i)
+    return found
+
+
+_Footer = tuple[pq.FileMetaData, dict[str, tuple[int, ...]]]
+
+
+class _Footers:
+    """The last footers of this process, so that a file's slices parse it once."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._held: OrderedDict[tuple[str, int, str], _Footer] = OrderedDict()
+        self._bytes, self._limit = 0, limit_bytes
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[str, int, str]) -> _Footer | None:
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+            return self._held.get(key)
+
+    def put(self, key: tuple[str, int, str], footer: _Footer) -> None:
+        with self._lock:
+            if key in self._held:
+                return
+            self._held[key] = footer
+            self._bytes += footer[0].serialized_size
+            while self._bytes > self._limit and len(self._held) > 1:
+                self._bytes -= self._held.popitem(last=False)[1][0].serialized_size
+
+
+_footers = _Footers(_FOOTERS_BYTES)

@@ -1,0 +1,112 @@
+"""How is one row group decoded, once, piece by piece, and what does that cost in memory?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.data.opening import BUFFER_BYTES, OpenFile
+from pipelines.errors import DatasetChangedError
+
+_PAGE_BYTES, _PAGE_ROWS = 1 << 20, 20_000  # what today's writers end a page at
+_NESTED_OR_TEXT = 3.0  # decoded bytes per uncompressed byte of dictionary-encoded text, as a first guess
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What decoding a row group holds: `stream_bytes` for pages and buffers, `row_bytes` for each decoded row."""
+
+    stream_bytes: int
+    row_bytes: float
+
+
+def cost(footer: pq.FileMetaData, row_group: int, leaves: Mapping[str, Sequence[int]], schema: pa.Schema) -> Cost:
+    """Estimate what decoding some columns of a row group holds.
+
+    Parameters
+    ----------
+    footer : FileMetaData
+    row_group : int
+    leaves : mapping of str to sequence of int
+        The column chunks of each column.
+    schema : Schema
+        What the columns become.
+    """
+    group = footer.row_group(row_group)
+    rows, stream, row = max(group.num_rows, 1), 0, 0.0
+    for name, numbers in leaves.items():
+        size = 0
+        for number in numbers:
+            chunk = group.column(number)
+            size += chunk.total_uncompressed_size
+            page = min(_PAGE_BYTES, chunk.total_uncompressed_size * min(1.0, _PAGE_ROWS / rows))
+            stream += int(page) + min(BUFFER_BYTES, chunk.total_compressed_size)
+        width = _width(schema.field(name).type)
+        row += width + 0.125 if width is not None else 8 + _NESTED_OR_TEXT * size / rows
+    return Cost(stream, row)
+
+
+class RowGroupStream:
+    """Decodes a row group from its start on; rows can be left out, but not gone back to.
+
+    Parameters
+    ----------
+    file : OpenFile
+        Stays the caller's.
+    row_group : int
+    columns : sequence of str
+        Those that the file has.
+    batch_rows : int
+        Rows are decoded, and given, in blocks cut at multiples of it.
+    threads : bool
+        Whether Arrow decodes columns side by side.
+    """
+
+    def __init__(self, file: OpenFile, row_group: int, columns: Sequence[str], batch_rows: int, threads: bool) -> None:
+        self._file, self._row_group, self._batch_rows = file, row_group, batch_rows
+        self._batches: Iterator[pa.RecordBatch] = file.reader.iter_batches(
+            batch_rows, row_groups=[row_group], columns=list(columns), use_threads=threads
+        )
+        self._batch: pa.RecordBatch | None = None
+        self._start = self._stop = 0
+
+    def read(self, row: int, stop: int) -> pa.RecordBatch:
+        """Decode the rows from `row` on, up to `stop` at most; at least one.
+
+        Raises
+        ------
+        DataError
+            They can't be decoded.
+        DatasetChangedError
+            The row group has fewer rows than were planned.
+        """
+        while row >= self._stop:
+            self._batch = None
+            with self._file.explained("decode", self._row_group):
+                self._batch = next(self._batches, None)
+            if self._batch is None:
+                raise DatasetChangedError(
+                    "the row group is shorter than planned",
+                    on=f"{self._file.url}, row group {self._row_group}",
+                    expected=f"more than {row} rows",
+                    found=str(self._stop),
+                    remedy="Plan again.",
+                )
+            self._start, self._stop = self._stop, self._stop + self._batch.num_rows
+        assert self._batch is not None
+        cut = self._batch.slice(row - self._start, min(stop, self._stop) - row)
+        if row + cut.num_rows == self._stop:
+            self._batch = None
+        return cut
+
+
+def _width(type: pa.DataType) -> float | None:
+    if pa.types.is_dictionary(type):
+        type = type.index_type
+    try:
+        return type.bit_width / 8
+    except ValueError:
+        return None
