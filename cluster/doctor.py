@@ -217,9 +217,9 @@ def failures(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 def _check_folder(folder: Path) -> Finding:
     parent = folder
-    while not parent.exists():
-        parent = parent.parent
     try:
+        while not parent.exists():
+            parent = parent.parent
         with tempfile.NamedTemporaryFile(prefix=".mutirao-probe-", dir=parent) as probe:
             probe.write(b"probe")
             probe.flush()

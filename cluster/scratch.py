@@ -1,7 +1,7 @@
 """Folders on local disk that belong to one running cluster, and are cleared away when it is gone.
 
 A cluster holds a lock on its folder, which the system lets go when the process dies, however it dies: a folder whose
-lock can be taken belongs to nobody. What the workers wrote is removed at the next start on this machine, logs after a week.
+lock can be taken belongs to nobody. What the workers wrote is removed at the next start here, logs after a week.
 """
 
 from __future__ import annotations
