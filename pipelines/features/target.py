@@ -118,6 +118,8 @@ class Target:
         DataError
             A class that training did not have, an infinity, or a type that is not the label's.
         """
+        if pa.types.is_dictionary(labels.type):
+            labels = pc.cast(labels, labels.type.value_type)
         if self.kind == "regression":
             return self._values(labels)
         known = pa.array(self.classes, self.arrow_type)
@@ -159,7 +161,9 @@ class Target:
 
     def _cast(self, labels: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
         try:
-            return pc.cast(labels, self.arrow_type)
+            labels = pc.cast(labels, self.arrow_type)
+            # −0 is the class 0.
+            return pc.add(labels, 0.0) if self.type == "double" else labels
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise DataError(
                 f"a label can't be read as {self.type}", on=f"column {self.column}", expected=self.type,

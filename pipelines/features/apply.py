@@ -1,0 +1,214 @@
+"""How is a step applied to a batch? A column at a time, over blocks that stay in the cache.
+
+What a row becomes depends on that row only, by elementwise IEEE operations and table look-ups, so results are the same
+bits however rows are batched.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.data.hashing import hash_values, seed_word
+from pipelines.features.columns import (
+    Columns,
+    category_codes,
+    category_type,
+    is_number,
+    is_single,
+    missing_values,
+)
+from pipelines.features.dates import cycle
+from pipelines.features.steps import Bins, Category, Cyclic, Dictionaries, Hashed, Layout, Missing, Number
+
+BLOCK = 8192
+"""Rows at once: 32 KiB of float32 for reading and for writing stay in the first-level cache."""
+
+
+class Applied(Protocol):
+    """A step made ready to run."""
+
+    width: int
+
+    def write(self, columns: Columns, out: np.ndarray) -> None:
+        """Write the step's output columns, shape (rows, width), float32."""
+
+
+class AppliedNumber:
+    """Scaling and imputation."""
+
+    width = 1
+
+    def __init__(self, step: Number, type_: pa.DataType) -> None:
+        self._input = step.input
+        self._center, self._scale = step.center, 1.0 / step.scale
+        self._plain = step.center == 0.0 and step.scale == 1.0
+        with np.errstate(over="ignore"):
+            # The centre in two float32 numbers: x - high is all but exact where it matters, near the centre.
+            self._high = np.float32(step.center)
+            self._low = np.float32(step.center - float(self._high))
+            self._single_scale = np.float32(self._scale)
+        tiny, largest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+        fits = abs(step.center) < largest and tiny <= abs(self._scale) <= largest
+        self._single = step.input.part is None and is_single(type_) and fits
+        self._fill = np.float32(np.nan) if step.fill is None else np.float32((step.fill - step.center) * self._scale)
+
+    def write(self, columns: Columns, out: np.ndarray) -> None:
+        """Write the scaled numbers."""
+        values, column = columns.numbers(self._input), out[:, 0]
+        space, flags = np.empty(BLOCK), np.empty(BLOCK, bool)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, len(values), BLOCK):
+                block, target = values[start : start + BLOCK], column[start : start + BLOCK]
+                self._scaled(block, target, space[: len(block)])
+                there = np.isfinite(target, out=flags[: len(block)])
+                if not there.all():
+                    target[~there] = self._fill
+
+    def _scaled(self, block: np.ndarray, target: np.ndarray, space: np.ndarray) -> None:
+        if self._plain:
+            np.copyto(target, block, casting="same_kind")
+        elif self._single:
+            np.subtract(block, self._high, out=target, dtype=np.float32, casting="same_kind")
+            np.subtract(target, self._low, out=target)
+            np.multiply(target, self._single_scale, out=target)
+        else:
+            np.subtract(block, self._center, out=space, dtype=np.float64)
+            np.multiply(space, self._scale, out=target, casting="same_kind")
+
+
+class AppliedCyclic:
+    """Sine and cosine by look-up."""
+
+    width = 2
+
+    def __init__(self, step: Cyclic) -> None:
+        self._input = step.input
+        part = step.input.part or ""
+        self._tables = cycle(part)
+        self._last = len(self._tables[0]) - 1
+        fill = np.nan
+        if step.centre:
+            fill = 0.0
+        self._fill = [table[step.fill] if step.fill is not None else np.float32(fill) for table in self._tables]
+
+    def write(self, columns: Columns, out: np.ndarray) -> None:
+        values = columns.numbers(self._input)
+        missing = np.isnan(values) if values.dtype.kind == "f" else None
+        places = (values if missing is None else np.where(missing, 0, values)).astype(np.int64, copy=False)
+        for place, table in enumerate(self._tables):
+            np.take(table, places, out=out[:, place], mode="clip")
+            if missing is not None:
+                out[missing, place] = self._fill[place]
+
+
+class AppliedMissing:
+    """The indicator of missing values."""
+
+    width = 1
+
+    def __init__(self, step: Missing, type_: pa.DataType) -> None:
+        self._input, self._numeric = step.input, is_number(type_) or pa.types.is_boolean(type_)
+
+    def write(self, columns: Columns, out: np.ndarray) -> None:
+        if self._numeric:
+            missing = ~np.isfinite(columns.numbers(self._input))
+        else:
+            missing = missing_values(columns.column(self._input.column))
+        np.copyto(out[:, 0], 0.0 if missing is None else missing)
+
+
+class AppliedCodes:
+    """What bins, categories and hashed values have in common: a code, written as the layout wants it."""
+
+    def __init__(self, layout: Layout, width: int, missing: int) -> None:
+        self.layout, self._missing = layout, missing
+        self.width = width if layout == "one_hot" else 1
+
+    def codes(self, columns: Columns) -> np.ndarray:
+        """Give the code of each row (integers, shape (rows,)), −1 for none."""
+        raise NotImplementedError
+
+    def write(self, columns: Columns, out: np.ndarray) -> None:
+        codes = self.codes(columns)
+        if self.layout == "one_hot":
+            out[:] = 0.0
+            rows = np.flatnonzero(codes >= 0)
+            out[rows, codes[rows]] = 1.0
+        else:
+            column = out[:, 0]
+            np.copyto(column, codes, casting="unsafe")
+            if self.layout == "native":
+                column[codes < 0] = np.nan
+
+
+class AppliedBins(AppliedCodes):
+    """The bin of a number, found in float64 as the edges are."""
+
+    def __init__(self, step: Bins) -> None:
+        last = len(step.edges) + 1
+        self._edges, self._input = np.array(step.edges), step.input
+        fill = -1 if step.fill is None else int(np.searchsorted(self._edges, step.fill, side="right"))
+        super().__init__(step.layout, last + step.missing, last if step.missing else fill)
+
+    def codes(self, columns: Columns) -> np.ndarray:
+        values = columns.numbers(self._input)
+        codes = np.searchsorted(self._edges, values, side="right")
+        there = np.isfinite(values)
+        if not there.all():
+            codes[~there] = self._missing
+        return codes
+
+
+class AppliedCategory(AppliedCodes):
+    """The place of a value in its dictionary."""
+
+    def __init__(self, step: Category, dictionaries: Dictionaries) -> None:
+        self._dictionary, self._input = dictionaries[step.dictionary], step.input
+        count = len(self._dictionary) + step.other
+        self._other = len(self._dictionary) if step.other else -1
+        fill = -1 if step.fill is None else step.fill
+        super().__init__(step.layout, count + step.missing, count if step.missing else fill)
+
+    def codes(self, columns: Columns) -> np.ndarray:
+        codes, missing = category_codes(columns.categories(self._input, self._dictionary.type), self._dictionary)
+        if self._other >= 0 and (codes < 0).any():
+            codes = np.where(codes < 0, np.int32(self._other), codes)
+        if missing is not None:
+            codes = np.where(missing, np.int32(self._missing), codes)
+        return codes
+
+
+class AppliedHash(AppliedCodes):
+    """The bucket of a value."""
+
+    def __init__(self, step: Hashed, type_: pa.DataType) -> None:
+        self._input, self._buckets = step.input, step.buckets
+        self._type = pa.int64() if step.input.part is not None else category_type(type_)
+        super().__init__(step.layout, step.buckets, -1 if step.fill is None else step.fill)
+
+    def codes(self, columns: Columns) -> np.ndarray:
+        values = columns.categories(self._input, self._type)
+        codes = hash_buckets(values, self._buckets)
+        missing = missing_values(values)
+        if missing is not None:
+            codes[missing] = self._missing
+        return codes
+
+
+_HASH_SEED = seed_word("features", "hash")
+
+
+def hash_buckets(values: pa.Array, buckets: int) -> np.ndarray:
+    """Put values into buckets by a hash that is the same on every machine and for every width of a type.
+
+    Multiply-shift on the hash's upper half: even to one in 2**32 / buckets.
+
+    Returns
+    -------
+    ndarray of int32, shape (rows,)
+    """
+    words = hash_values(values, _HASH_SEED) >> np.uint64(32)
+    return ((words * np.uint64(buckets)) >> np.uint64(32)).astype(np.int32)
