@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -16,7 +17,7 @@ from pipelines.data.rows import Position, RowIds
 from pipelines.data.shards import Shard, Slice
 from pipelines.data.source import Source
 from pipelines.data.split import SplitPlan
-from pipelines.data.streams import Cost, RowGroupStream, cost
+from pipelines.data.streams import Cost, RowGroupStream, cost, current_streams
 
 BATCH_ROWS = 65_536
 MAX_BYTES_IN_FLIGHT = 64 << 20
@@ -168,6 +169,7 @@ class _Reading:
     ) -> None:
         self._files, self._projection, self._shards, self._units = files, projection, shards, units
         self._batch_rows, self._cap, self._row_ids = batch_rows, cap, row_ids
+        self._shared = current_streams()
 
     def need(self, unit: _Unit) -> int:
         """Bytes that a unit holds at once at most: its stream and one batch."""
@@ -183,17 +185,26 @@ class _Reading:
         if not self._projection.stored:
             yield from self._without_file(unit, allowance)
             return
-        with self._open(unit) as file:
+        with ExitStack() as stack:
+            file = stack.enter_context(self._open(unit))
             found = self._cost(file, unit)
+            rows = self._rows_at_once(found)
             allowance.take(found.stream_bytes)
-            try:
+            stack.callback(allowance.give, found.stream_bytes)
+            key = (file.url, unit[0].slice.row_group, self._projection.stored, self._projection.dictionaries, rows)
+            stream = self._shared.take(key, unit[0].start) if self._shared else None
+            if stream is not None:
+                file.close()
+            else:
                 leaves = file.leaves(self._projection.stored)
-                rows = self._rows_at_once(found)
                 stream = RowGroupStream(file, unit[0].slice.row_group, list(leaves), rows, self.side_by_side)
-                for piece in unit:
-                    yield from self._decode(stream, piece, rows, found.row_bytes, allowance)
-                file.check()
-            finally:
+            stack.callback(stream.close)
+            for piece in unit:
+                yield from self._decode(stream, piece, rows, found.row_bytes, allowance)
+            stream.file.check()
+            if self._shared and stream.row < found.rows:
+                stack.pop_all()
+                self._shared.put(key, stream)
                 allowance.give(found.stream_bytes)
 
     def _decode(

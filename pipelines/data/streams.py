@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,8 +21,9 @@ _NESTED_OR_TEXT = 3.0  # decoded bytes per uncompressed byte of dictionary-encod
 
 @dataclass(frozen=True)
 class Cost:
-    """What decoding a row group holds: `stream_bytes` for pages and buffers, `row_bytes` for each decoded row."""
+    """What decoding a row group of `rows` holds: `stream_bytes` for pages and buffers, `row_bytes` for each row."""
 
+    rows: int
     stream_bytes: int
     row_bytes: float
 
@@ -46,7 +51,7 @@ def cost(footer: pq.FileMetaData, row_group: int, leaves: Mapping[str, Sequence[
             stream += int(page) + min(BUFFER_BYTES, chunk.total_compressed_size)
         width = _width(schema.field(name).type)
         row += width + 0.125 if width is not None else 8 + _NESTED_OR_TEXT * size / rows
-    return Cost(stream, row)
+    return Cost(group.num_rows, stream, row)
 
 
 class RowGroupStream:
@@ -55,7 +60,7 @@ class RowGroupStream:
     Parameters
     ----------
     file : OpenFile
-        Stays the caller's.
+        Closed with the stream.
     row_group : int
     columns : sequence of str
         Those that the file has.
@@ -71,7 +76,17 @@ class RowGroupStream:
             batch_rows, row_groups=[row_group], columns=list(columns), use_threads=threads
         )
         self._batch: pa.RecordBatch | None = None
-        self._start = self._stop = 0
+        self._start = self._stop = self.row = 0
+
+    @property
+    def file(self) -> OpenFile:
+        """The file."""
+        return self._file
+
+    def close(self) -> None:
+        """Forget what was decoded, and close the file."""
+        self._batch, self._batches = None, iter(())
+        self._file.close()
 
     def read(self, row: int, stop: int) -> pa.RecordBatch:
         """Decode the rows from `row` on, up to `stop` at most; at least one.
@@ -98,9 +113,54 @@ class RowGroupStream:
             self._start, self._stop = self._stop, self._stop + self._batch.num_rows
         assert self._batch is not None
         cut = self._batch.slice(row - self._start, min(stop, self._stop) - row)
-        if row + cut.num_rows == self._stop:
+        self.row = row + cut.num_rows
+        if self.row == self._stop:
             self._batch = None
         return cut
+
+
+class SharedStreams:
+    """Keeps the stream that was used last open, for a later reading that goes on in the same row group."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._key: Any = None
+        self._stream: RowGroupStream | None = None
+
+    def take(self, key: Any, row: int) -> RowGroupStream | None:
+        """Take the stream with this key if it has not passed `row`; the caller then owns it."""
+        with self._lock:
+            if self._stream is None or self._key != key or self._stream.row > row:
+                return None
+            stream, self._stream = self._stream, None
+            return stream
+
+    def put(self, key: Any, stream: RowGroupStream | None) -> None:
+        """Leave a stream here, in place of the one that was here."""
+        with self._lock:
+            before, self._key, self._stream = self._stream, key, stream
+        if before is not None:
+            before.close()
+
+
+_shared: ContextVar[SharedStreams | None] = ContextVar("shared_streams", default=None)
+
+
+@contextmanager
+def shared_streams() -> Iterator[SharedStreams]:
+    """Let readings inside the block, one after the other, share the decoding of row groups that they part."""
+    streams = SharedStreams()
+    token = _shared.set(streams)
+    try:
+        yield streams
+    finally:
+        _shared.reset(token)
+        streams.put(None, None)
+
+
+def current_streams() -> SharedStreams | None:
+    """The streams shared where the caller is."""
+    return _shared.get()
 
 
 def _width(type: pa.DataType) -> float | None:
