@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pipelines.evaluation.config import EvaluateConfig
-from pipelines.evaluation.result import Evaluation, Part
+from pipelines.codec import digest
+from pipelines.data.mapping import MapProgress, map_shards
+from pipelines.errors import SpecError
+from pipelines.evaluation.baseline import baseline
+from pipelines.evaluation.catalogue import USUAL, metric
+from pipelines.evaluation.config import EvaluateConfig, check_metrics
+from pipelines.evaluation.external import ordered_streams
+from pipelines.evaluation.measure import Tally, calibration_curve, confusion, intervals, measure
+from pipelines.evaluation.ranks import Ranks, rank
+from pipelines.evaluation.request import EvaluationData, ModelRef, ScoringJob
+from pipelines.evaluation.result import Evaluation, Part, PartEvaluation, Scalar, Segment, SegmentColumn
+from pipelines.evaluation.scoring import PartScores, check_target, score_shard
+from pipelines.evaluation.spill import Run, Stream, scratch_folder
+from pipelines.evaluation.state import MAX_VALUES, SegmentState
+from pipelines.evaluation.terms import Question
+from pipelines.model import load_model
+from pipelines.storage import Location
 
 if TYPE_CHECKING:
     from distributed import Client
-
-    from pipelines.data.shards import ShardPlan
-    from pipelines.data.source import Source
-    from pipelines.data.split import SplitPlan
-    from pipelines.features.target import Target
-
-
-@dataclass(frozen=True)
-class ModelRef:
-    """Where `save_model` put a model, and the digest that it gave."""
-
-    url: str
-    prefix: str
-    digest: str
-
-
-@dataclass(frozen=True)
-class EvaluationData:
-    """The rows that models are evaluated on, and what is asked of them."""
-
-    source: Source
-    shards: ShardPlan
-    split: SplitPlan
-    target: Target
-    sample_weight: str | None = None
 
 
 def evaluate(
@@ -47,8 +38,8 @@ def evaluate(
     scratch_url: str,
     parts: Sequence[Part] = ("validation", "test"),
     also: Sequence[str] = (),
-    on_done: Callable[[int, int], None] | None = None,
-    deadline_s: float = 3600.0,
+    on_done: Callable[[MapProgress], None] | None = None,
+    deadline_s: float = 600.0,
 ) -> Evaluation:
     """Score all rows of `parts` on the workers and measure the model.
 
@@ -65,21 +56,165 @@ def evaluate(
     client : distributed.Client or None
         None evaluates in this process.
     scratch_url : str
-        A folder that all workers and this process reach; it belongs to this evaluation.
+        A folder that all workers and this process reach; one evaluation at a time uses it.
     parts : sequence of str
         Parts of the split.
     also : sequence of str
         Metrics to measure beside those of the config (the one that decides about a promotion).
     on_done : callable, optional
-        Called with the shards done and their number.
+        Called after every shard.
     deadline_s : float
-        For a shard.
+        Longest wait without any shard being done.
 
     Raises
     ------
+    SpecError
+        The config does not fit the kind of label.
     DataError
-        The model gives no score for some rows (NaN), or weights are negative or missing.
+        The model gives no score for some rows (NaN), a label or weight can't be used.
     UsageError
         The model's classes are not those of `data.target`.
+    UserCodeError, DeadlineError, StorageError
+        See `map_shards`.
     """
-    raise NotImplementedError
+    if faults := check_metrics(config, data.target.kind):
+        raise SpecError(faults)
+    names = _names(config, data, also)
+    bundle = load_model(model.url, model.prefix, model.digest)
+    check_target(bundle, data.target)
+    question = Question(
+        kind=data.target.kind,
+        classes=len(data.target.classes),
+        threshold=0.5 if bundle.threshold is None else bundle.threshold,
+        constant=data.target.mean or 0.0,
+    )
+    job = ScoringJob(
+        model, data.source, data.split, data.target, data.sample_weight, tuple(parts), question, config.segments
+    )
+    ranked = any(metric(name).need == "ranks" for name in names)
+    with scratch_folder(scratch_url) if ranked else nullcontext() as folder:
+        job = replace(job, spill_url=None if folder is None else folder.url)
+        scores, runs = score(job, data, client=client, on_done=on_done, deadline_s=deadline_s)
+        kept = {part: {c: _kept(found, config) for c, found in scores[part].state.segments.items()} for part in parts}
+        ranks = {} if folder is None else _ranks(folder, runs, _wanted(kept))
+    report = _Report(data, config, names, scores, kept, ranks)
+    return Evaluation(
+        kind=question.kind,
+        model_digest=model.digest,
+        parts={part: report.part(part) for part in parts},
+        classes=tuple(data.target.classes),
+        threshold=question.threshold if question.kind == "binary" else None,
+    )
+
+
+def score(
+    job: ScoringJob,
+    data: EvaluationData,
+    *,
+    client: Client | None,
+    on_done: Callable[[MapProgress], None] | None,
+    deadline_s: float,
+) -> tuple[dict[Part, PartScores], list[Run]]:
+    """Score all shards, and merge what the tasks found in the order of the shards."""
+    merged = {part: PartScores() for part in job.parts}
+    runs: list[Run] = []
+    shards = data.shards.shards
+    for _, found in map_shards(client, score_shard, shards, job, deadline_s=deadline_s, on_done=on_done):
+        for part, scores in found.parts.items():
+            merged[part].merge(scores)
+        runs.extend(found.runs)
+    return merged, runs
+
+
+def _names(config: EvaluateConfig, data: EvaluationData, also: Iterable[str]) -> tuple[str, ...]:
+    chosen = [*(config.metrics or USUAL[data.target.kind]), *config.required_metrics()]
+    return tuple(dict.fromkeys([*chosen, *(metric(name).name for name in also)]))
+
+
+# --- segments and ranks ----------------------------------------------------------------------------------------------
+
+_Kept = dict[str, list[Scalar]]
+"""By segment column the values that are reported, most rows first."""
+
+
+def _kept(found: SegmentState, config: EvaluateConfig) -> list[Scalar]:
+    values = found.values or {}
+    ranked = sorted(values, key=lambda value: (-values[value][0], Stream("", "", value).order()))
+    return ranked[: config.max_segments]
+
+
+def _wanted(kept: dict[Part, _Kept]) -> set[tuple[Part, str, Scalar]]:
+    segments = {
+        (part, column, value)
+        for part, columns in kept.items()
+        for column, values in columns.items()
+        for value in values
+    }  # fmt: skip
+    return segments | {(part, "", None) for part in kept}
+
+
+_Ranked = dict[tuple[Part, str, Scalar], list[Ranks]]
+
+
+def _ranks(folder: Location, runs: Sequence[Run], wanted: set[tuple[Part, str, Scalar]]) -> _Ranked:
+    """Rank every wanted stream; the outputs of a model of several classes are ranked one after the other."""
+    asked = [Run(run.path, tuple(each for each in run.sections if each.stream[:3] in wanted)) for run in runs]
+    found: _Ranked = {}
+    for stream, groups in ordered_streams(folder, asked):
+        found.setdefault(stream[:3], []).append(rank(groups))
+    return found
+
+
+# --- putting the result together -------------------------------------------------------------------------------------
+
+
+class _Report:
+    """Turn what was found into the values of an `Evaluation`."""
+
+    def __init__(
+        self,
+        data: EvaluationData,
+        config: EvaluateConfig,
+        names: Sequence[str],
+        scores: dict[Part, PartScores],
+        kept: dict[Part, _Kept],
+        ranks: _Ranked,
+    ) -> None:
+        self._data, self._config, self._names = data, config, names
+        self._scores, self._kept, self._ranks = scores, kept, ranks
+
+    def part(self, part: Part) -> PartEvaluation:
+        """Report on a part of the split."""
+        scores, target = self._scores[part], self._data.target
+        tally = self._tally(part, "", None, scores.state.rows, scores.state.sums)
+        return PartEvaluation(
+            measures=measure(tally, self._names),
+            rows_digest=digest(f"{scores.state.rows}:{scores.identity[0]:016x}{scores.identity[1]:016x}".encode()),
+            unlabelled=scores.unlabelled,
+            intervals=intervals(tally, self._names),
+            baseline=baseline(tally, self._names, counts=target.counts, constant=target.mean or 0.0),
+            calibration=calibration_curve(tally),
+            confusion=confusion(tally),
+            segments=tuple(self._column(part, column) for column in self._config.segments),
+        )
+
+    def _column(self, part: Part, column: str) -> SegmentColumn:
+        found = self._scores[part].state.segments.get(column, SegmentState())
+        if found.values is None:
+            return SegmentColumn(column, (), note=f"not broken down: more than {MAX_VALUES} values")
+        kept = self._kept[part].get(column, [])
+        return SegmentColumn(
+            column=column,
+            segments=tuple(self._segment(part, column, value, *found.values[value]) for value in kept),
+            left_out_values=len(found.values) - len(kept),
+            left_out_rows=sum(rows for rows, _ in found.values.values()) - sum(found.values[v][0] for v in kept),
+        )
+
+    def _segment(self, part: Part, column: str, value: Scalar, rows: int, sums: dict[str, list[int]]) -> Segment:
+        tally = self._tally(part, column, value, rows, sums)
+        return Segment(value, rows < self._config.min_segment_rows, measure(tally, self._names))
+
+    def _tally(self, part: Part, column: str, value: Scalar, rows: int, sums: dict[str, list[int]]) -> Tally:
+        target = self._data.target
+        ranks = tuple(self._ranks.get((part, column, value), ()))
+        return Tally(target.kind, target.classes, rows, sums, ranks)

@@ -53,7 +53,10 @@ class SegmentColumn:
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """Rows whose probability lies in ``[low, high)``: what was predicted on average, and how often it came true."""
+    """Rows whose probability lies in ``(low, high]``: what was predicted on average, and how often it came true.
+
+    The lowest bin holds zero too.
+    """
 
     low: float
     high: float
@@ -65,7 +68,7 @@ class CalibrationBin:
 
 @dataclass(frozen=True)
 class Interval:
-    """A 95 % interval of a metric if rows are independent; rows that belong together (days, users) make it too narrow."""
+    """A 95 % interval of a metric if rows are independent; related rows (one day, one user) make it too narrow."""
 
     low: float
     high: float
