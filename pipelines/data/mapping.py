@@ -6,7 +6,7 @@ import logging
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -58,7 +58,7 @@ def map_shards(
     deadline_s: float = DEADLINE_S,
     retries: int = 3,
     on_done: OnDone | None = None,
-) -> Iterator[tuple[int, T]]:
+) -> Generator[tuple[int, T], None, None]:
     """Run ``function(shard, *args)`` for every shard; yield (place in `shards`, result) in the order of `shards`.
 
     Neighbouring shards run in one task, where they share the decoding of row groups; about eight tasks per thread of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -62,7 +62,7 @@ def read_batches(
     max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
     threads: int | None = None,
     row_ids: bool = False,
-) -> Iterator[Read]:
+) -> Generator[Read, None, None]:
     """Stream the rows of shards, in order, as Arrow batches.
 
     Neighbouring slices of one row group are decoded in one go. Threads read ahead; they end when the iterator does or
