@@ -1,0 +1,291 @@
+"""What do the footers of many Parquet files say? Read in parallel, kept as columns.
+
+A footer costs one or two reads at the end of its file and its decoding; what Python does per column chunk is to take
+one number while the footer is at hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from pipelines.data import badfiles
+from pipelines.data.badfiles import BadFile
+from pipelines.data.parallel import Progress, gather
+from pipelines.errors import DatasetChangedError
+from pipelines.storage import Location, open_filesystem
+from pipelines.storage.faults import storage_errors
+
+if TYPE_CHECKING:
+    import distributed
+
+_FIRST_READ = 64 * 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Footers:
+    """What the footers of some files say. Picklable.
+
+    Attributes
+    ----------
+    files : pa.Table
+        One row per good file, in order: ``index`` (its place among the files that were asked for), ``rows``,
+        ``row_groups``, ``schema`` (index into `schemas`), ``footer`` (SHA-256).
+    row_groups : pa.Table
+        One row per row group that has rows, in order: ``index``, ``row_group``, ``first_row``, ``rows``, ``bytes``,
+        ``column_bytes`` (a list: one number per field of the file's schema).
+    schemas : tuple of pa.Schema
+    bad : tuple of BadFile
+    """
+
+    files: pa.Table
+    row_groups: pa.Table
+    schemas: tuple[pa.Schema, ...]
+    bad: tuple[BadFile, ...]
+
+
+FILES = pa.schema(
+    {
+        "index": pa.int64(),
+        "rows": pa.int64(),
+        "row_groups": pa.int32(),
+        "schema": pa.int32(),
+        "footer": pa.binary(32),
+    }.items()
+)
+ROW_GROUPS = pa.schema(
+    {
+        "index": pa.int64(),
+        "row_group": pa.int32(),
+        "first_row": pa.int64(),
+        "rows": pa.int64(),
+        "bytes": pa.int64(),
+        "column_bytes": pa.list_(pa.int64()),
+    }.items()
+)
+
+
+def read_footers(
+    root: str,
+    paths: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    threads: int | None = None,
+    client: distributed.Client | None = None,
+    progress: Progress | None = None,
+) -> Footers:
+    """Read the footers of files; bad ones are described, not raised.
+
+    Parameters
+    ----------
+    root : str
+        URL or path that `paths` are relative to.
+    paths, sizes : sequences of the same length
+    threads : int, optional
+        By default the number of processors for local files, 32 for others.
+    client : distributed.Client, optional
+        Used when there are many files.
+    progress : callable, optional
+
+    Raises
+    ------
+    StorageError
+        A file that may not be read, a store that does not answer.
+    DatasetChangedError
+        A file that vanished.
+    """
+    return gather(_read_chunk, root, paths, sizes, merge_footers, threads=threads, client=client, progress=progress)
+
+
+def footer_at(location: Location, path: str, size: int) -> tuple[memoryview, pq.FileMetaData] | BadFile:
+    """Read one footer: its bytes (with the 8 that follow it) and what they say; or why that can't be done."""
+    if size == 0:
+        return badfiles.empty(path)
+    with storage_errors(f"{location.url}/{path}", "read"):
+        try:
+            head, tail = _ends(location, path, size)
+        except FileNotFoundError as error:
+            where = f"{location.url}/{path}"
+            raise DatasetChangedError("the file vanished while the dataset was opened", on=where) from error
+    if len(tail) < 8 or tail[-4:] != badfiles.MAGIC or head[:4] not in (badfiles.MAGIC, b""):
+        return badfiles.not_parquet(path, size, bytes(head), bytes(tail[-8:]))
+    length = int.from_bytes(tail[-8:-4], "little")
+    if length + 12 > size:
+        found = f"a length of {length:,} bytes in a file of {size:,}"
+        return badfiles.damaged(path, found, "a footer that fits into the file")
+    footer = tail[-8 - length :]
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(footer))
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        return badfiles.damaged(path, str(error).splitlines()[0])
+    if length - metadata.serialized_size == badfiles.SIGNATURE_BYTES:
+        # Looking at an encrypted column's chunk would abort the process.
+        return badfiles.encrypted(path)
+    return footer, metadata
+
+
+# --- one run of files ------------------------------------------------------------------------------------------------
+
+
+class _Columns:
+    """Collects what footers say, as lists that become Arrow columns at the end."""
+
+    def __init__(self) -> None:
+        self.files: list[tuple[int, int, int, int, bytes]] = []
+        self.groups: list[tuple[int, int, int, int]] = []
+        self.sizes: list[np.ndarray] = []
+        self.schemas = _Schemas()
+        self.bad: list[BadFile] = []
+
+    def add(self, index: int, path: str, footer: memoryview, metadata: pq.FileMetaData) -> None:
+        try:
+            number, offsets = self.schemas.number(metadata)
+        except (pa.ArrowException, UnicodeDecodeError, ValueError) as error:
+            self.bad.append(badfiles.damaged(path, str(error).splitlines()[0]))
+            return
+        names = self.schemas.arrow[number].names
+        if len(set(names)) < len(names):
+            self.bad.append(badfiles.doubled(path, names))
+            return
+        width, first, groups, sizes = metadata.num_columns, 0, [], []
+        for i in range(metadata.num_row_groups):
+            group = metadata.row_group(i)
+            rows = group.num_rows
+            if rows:
+                groups.append((index, i, first, rows))
+                sizes.append([group.column(j).total_uncompressed_size for j in range(width)])
+            first += rows
+        if first != metadata.num_rows:
+            found = f"{metadata.num_rows:,} rows in the footer, {first:,} in its row groups"
+            self.bad.append(badfiles.damaged(path, found))
+        elif not first:
+            self.bad.append(badfiles.without_rows(path))
+        else:
+            self.files.append((index, first, len(groups), number, hashlib.sha256(footer).digest()))
+            self.groups += groups
+            self.sizes.append(np.add.reduceat(np.array(sizes, np.int64), offsets, axis=1))
+
+    def finish(self) -> Footers:
+        files = pa.Table.from_arrays(
+            [pa.array(c, f.type) for c, f in zip(_turned(self.files, 5), FILES, strict=True)], schema=FILES
+        )
+        index, number, first, rows = _turned(self.groups, 4)
+        flat = np.concatenate([block.ravel() for block in self.sizes]) if self.sizes else np.empty(0, np.int64)
+        widths = (
+            np.concatenate([np.full(len(b), b.shape[1]) for b in self.sizes]) if self.sizes else np.empty(0, np.int64)
+        )
+        offsets = pa.array(np.concatenate([[0], np.cumsum(widths)]), pa.int32())
+        per_column = pa.ListArray.from_arrays(offsets, pa.array(flat))
+        totals = np.concatenate([block.sum(axis=1) for block in self.sizes]) if self.sizes else flat
+        columns = [index, number, first, rows, totals, per_column]
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, ROW_GROUPS, strict=True)]
+        row_groups = pa.Table.from_arrays(arrays, schema=ROW_GROUPS)
+        return Footers(files, row_groups, tuple(self.schemas.arrow), tuple(self.bad))
+
+
+class _Schemas:
+    """The distinct schemas met so far; files of one writer share one, so comparing with the last nearly always does."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Any, bytes | None, int, np.ndarray]] = []
+        self.arrow: list[pa.Schema] = []
+
+    def number(self, metadata: pq.FileMetaData) -> tuple[int, np.ndarray]:
+        """Return the schema's number, and at which leaf each of its fields starts."""
+        parquet, extra = metadata.schema, (metadata.metadata or {}).get(b"ARROW:schema")
+        for known, known_extra, number, offsets in reversed(self._known):
+            if extra == known_extra and known.equals(parquet):
+                return number, offsets
+        arrow = parquet.to_arrow_schema()
+        if not len(arrow) or sum(_leaves(field.type) for field in arrow) != metadata.num_columns:
+            raise ValueError(f"{metadata.num_columns} column chunks a row group for {len(arrow)} columns")
+        offsets = leaf_starts(arrow)
+        plain = pa.schema([pa.field(field.name, field.type, metadata=field.metadata) for field in arrow])
+        self.arrow.append(plain)
+        self._known.append((parquet, extra, len(self.arrow) - 1, offsets))
+        return len(self.arrow) - 1, offsets
+
+
+def _read_chunk(root: str, paths: Sequence[str], sizes: Sequence[int], offset: int) -> Footers:
+    location, columns = open_filesystem(root), _Columns()
+    for index, (path, size) in enumerate(zip(paths, sizes, strict=True), offset):
+        found = footer_at(location, path, size)
+        if isinstance(found, BadFile):
+            columns.bad.append(found)
+        else:
+            columns.add(index, path, *found)
+    return columns.finish()
+
+
+def merge_footers(parts: Sequence[Footers]) -> Footers:
+    """Put runs of footers together, schemas that are the same counted once."""
+    schemas: dict[str, tuple[int, pa.Schema]] = {}
+    tables = []
+    for part in parts:
+        numbers = [schemas.setdefault(_key(schema), (len(schemas), schema))[0] for schema in part.schemas]
+        numbering = pa.array(numbers, pa.int32())
+        at = part.files.schema.get_field_index("schema")
+        tables.append(part.files.set_column(at, FILES.field("schema"), numbering.take(part.files["schema"])))
+    return Footers(
+        pa.concat_tables(tables or [FILES.empty_table()]).combine_chunks(),
+        pa.concat_tables([part.row_groups for part in parts] or [ROW_GROUPS.empty_table()]).combine_chunks(),
+        tuple(schema for _, schema in schemas.values()),
+        tuple(bad for part in parts for bad in part.bad),
+    )
+
+
+def _key(schema: pa.Schema) -> str:
+    return repr([(field.name, str(field.type), sorted((field.metadata or {}).items())) for field in schema])
+
+
+def leaf_starts(schema: pa.Schema) -> np.ndarray:
+    """Return for each field the number of its first column chunk; nested fields have several."""
+    leaves = [_leaves(field.type) for field in schema]
+    return np.cumsum([0, *leaves[:-1]])
+
+
+def _turned(rows: list[Any], width: int) -> list[Sequence[Any]]:
+    return list(zip(*rows, strict=True)) if rows else [()] * width
+
+
+def _leaves(type: pa.DataType) -> int:
+    if isinstance(type, pa.ExtensionType):
+        return _leaves(type.storage_type)
+    if pt.is_struct(type):
+        return sum(_leaves(field.type) for field in type)
+    if pt.is_map(type):
+        return _leaves(type.key_type) + _leaves(type.item_type)
+    if pt.is_nested(type):
+        return _leaves(type.value_type)
+    return 1
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def _ends(location: Location, path: str, size: int) -> tuple[bytes, memoryview]:
+    """Read a file's first bytes, when they come for free or matter, and at least its footer."""
+    where = f"{location.path.rstrip('/')}/{path}"
+    if "://" not in location.url:
+        with open(where, "rb", buffering=0) as file:
+            return _ends_by(lambda start, length: os.pread(file.fileno(), length, start), size)
+    with location.filesystem.open_input_file(where) as file:
+        return _ends_by(lambda start, length: file.read_at(length, start), size)
+
+
+def _ends_by(read: Callable[[int, int], bytes], size: int) -> tuple[bytes, memoryview]:
+    tail = read(max(0, size - _FIRST_READ), min(size, _FIRST_READ))
+    if tail[-4:] != badfiles.MAGIC:
+        return read(0, 40), memoryview(tail)
+    needed = int.from_bytes(tail[-8:-4], "little") + 8
+    if len(tail) < needed <= size:
+        tail = read(size - needed, needed)
+    return tail[:4] if len(tail) == size else b"", memoryview(tail)

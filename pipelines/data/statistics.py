@@ -1,0 +1,234 @@
+"""What do footers say about the values of some columns? Bounds and null counts per row group, read when wanted.
+
+Bounds are kept as arrays of the unified type and are null where nothing is known: no statistics, not-a-number in
+them, a type whose order a cast would not keep. Text may be cut by its writer: bounds hold all values, but need not be
+among them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from pipelines.data.badfiles import BadFile
+from pipelines.data.footers import footer_at, leaf_starts
+from pipelines.data.parallel import gather
+from pipelines.data.widening import holds
+from pipelines.errors import DatasetChangedError
+from pipelines.storage import Location, open_filesystem
+
+if TYPE_CHECKING:
+    import distributed
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnStatistics:
+    """Bounds of one column in each row group; null is unknown.
+
+    Attributes
+    ----------
+    minimum, maximum : pa.Array
+        Of the column's plain type (binary for text); a row group of nulls only has none.
+    nulls : pa.Array of int64
+        Number of nulls.
+    """
+
+    minimum: pa.Array
+    maximum: pa.Array
+    nulls: pa.Array
+
+
+def plain_type(type: pa.DataType) -> pa.DataType:
+    """Return the type in which bounds of a column are kept: text as its bytes, whose order is the same."""
+    plain = type.value_type if pt.is_dictionary(type) else type
+    if pt.is_string(plain) or pt.is_string_view(plain):
+        return pa.binary()
+    return pa.large_binary() if pt.is_large_string(plain) else plain
+
+
+def read_statistics(
+    root: str,
+    files: pa.Table,
+    row_groups: pa.Table,
+    columns: Mapping[str, pa.DataType],
+    file_schemas: Sequence[pa.Schema],
+    *,
+    threads: int | None = None,
+    client: distributed.Client | None = None,
+) -> dict[str, ColumnStatistics]:
+    """Read statistics of columns for all row groups of a manifest, in its order.
+
+    Parameters
+    ----------
+    root, files, row_groups, file_schemas
+        See `dataset.Dataset`.
+    columns : mapping of name to the type in the unified schema
+
+    Raises
+    ------
+    DatasetChangedError
+        A file's footer is not the one of the manifest.
+    StorageError
+        A file can't be read.
+    """
+    if not files.num_rows or not columns:
+        return {name: _concatenated([_unknown(row_groups.num_rows, type)]) for name, type in columns.items()}
+    chosen = _chosen_groups(files.num_rows, row_groups)
+    told = (files[name].to_pylist() for name in ("path", "footer", "schema"))
+    parts = gather(
+        _read_chunk,
+        root,
+        [_Wanted(*each) for each in zip(*told, chosen, strict=True)],
+        files["size"].to_pylist(),
+        _merge,
+        tuple(columns.items()),
+        tuple(file_schemas),
+        threads=threads,
+        client=client,
+    )
+    return dict(zip(columns, parts, strict=True))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is wanted of one file: it must still have this footer."""
+
+    path: str
+    footer: bytes
+    schema: int
+    row_groups: tuple[int, ...]
+
+
+def _chosen_groups(count: int, row_groups: pa.Table) -> list[tuple[int, ...]]:
+    numbers = row_groups["row_group"].to_pylist()
+    ends = np.searchsorted(row_groups["file"].to_numpy(), np.arange(count + 1))
+    return [tuple(numbers[begin:end]) for begin, end in pairwise(ends)]
+
+
+def _merge(parts: Sequence[list[ColumnStatistics]]) -> list[ColumnStatistics]:
+    return [_concatenated(column) for column in zip(*parts, strict=True)]
+
+
+def _concatenated(parts: Sequence[ColumnStatistics]) -> ColumnStatistics:
+    return ColumnStatistics(
+        pa.concat_arrays([part.minimum for part in parts]),
+        pa.concat_arrays([part.maximum for part in parts]),
+        pa.concat_arrays([part.nulls for part in parts]),
+    )
+
+
+def _unknown(count: int, type: pa.DataType) -> ColumnStatistics:
+    plain = plain_type(type)
+    return ColumnStatistics(pa.nulls(count, plain), pa.nulls(count, plain), pa.nulls(count, pa.int64()))
+
+
+def _read_chunk(
+    root: str,
+    files: Sequence[_Wanted],
+    sizes: Sequence[int],
+    offset: int,
+    columns: Sequence[tuple[str, pa.DataType]],
+    file_schemas: Sequence[pa.Schema],
+) -> list[ColumnStatistics]:
+    location = open_filesystem(root)
+    parts: list[list[ColumnStatistics]] = [[] for _ in columns]
+    for wanted, size in zip(files, sizes, strict=True):
+        metadata = _same_footer(location, wanted, size)
+        groups = [metadata.row_group(number) for number in wanted.row_groups]
+        schema = file_schemas[wanted.schema]
+        starts = leaf_starts(schema)
+        for (name, type), found in zip(columns, parts, strict=True):
+            at = schema.get_field_index(name)
+            if at < 0:
+                found.append(_absent(groups, type))
+            else:
+                found.append(_of_column(metadata, groups, starts[at], schema.field(at).type, type))
+    return [_concatenated(part) for part in parts]
+
+
+def _same_footer(location: Location, wanted: _Wanted, size: int) -> pq.FileMetaData:
+    found = footer_at(location, wanted.path, size)
+    if isinstance(found, BadFile) or hashlib.sha256(found[0]).digest() != wanted.footer:
+        raise DatasetChangedError(
+            "the file was written again since the dataset was opened",
+            on=f"{location.url}/{wanted.path}",
+            remedy="Open the dataset again.",
+        )
+    return found[1]
+
+
+def _absent(groups: Sequence[pq.RowGroupMetaData], type: pa.DataType) -> ColumnStatistics:
+    unknown = _unknown(len(groups), type)
+    rows = pa.array([group.num_rows for group in groups], pa.int64())
+    return ColumnStatistics(unknown.minimum, unknown.maximum, rows)
+
+
+def _of_column(
+    metadata: pq.FileMetaData, groups: Sequence[pq.RowGroupMetaData], leaf: int, held: pa.DataType, type: pa.DataType
+) -> ColumnStatistics:
+    value = held.value_type if pt.is_dictionary(held) else held
+    target = type.value_type if pt.is_dictionary(type) else type
+    if pt.is_nested(value):
+        return _unknown(len(groups), type)
+    found = [group.column(leaf).statistics for group in groups]
+    nulls = pa.array([s.null_count if s is not None and s.has_null_count else None for s in found], pa.int64())
+    bounded = [s if s is not None and s.has_min_max else None for s in found]
+    unit = _unit(metadata.schema.column(leaf))
+    try:
+        if holds(target, value) and any(bounded):
+            low = _bounds([None if s is None else _raw(s, value)[0] for s in bounded], value, unit, type)
+            high = _bounds([None if s is None else _raw(s, value)[1] for s in bounded], value, unit, type)
+            return _without_nan(low, high, nulls)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
+        pass  # a bound that does not fit into the unified type says nothing
+    unknown = _unknown(len(groups), type)
+    return ColumnStatistics(unknown.minimum, unknown.maximum, nulls)
+
+
+def _raw(statistics: pq.Statistics, value: pa.DataType) -> tuple[Any, Any]:
+    """Take bounds as numbers or bytes: Python's dates and times would lose nanoseconds."""
+    if pt.is_integer(value) or pt.is_floating(value) or pt.is_decimal(value):
+        return statistics.min, statistics.max
+    return statistics.min_raw, statistics.max_raw
+
+
+def _bounds(raw: Sequence[Any], value: pa.DataType, unit: str | None, type: pa.DataType) -> pa.Array:
+    """Make an array of the column's plain type from raw bounds of the file's type, or raise what Arrow raises."""
+    plain = plain_type(type)
+    if pt.is_date(value):
+        return pa.array(raw, pa.int32()).cast(pa.date32()).cast(plain)
+    if pt.is_timestamp(value):
+        return pa.array(raw, pa.int64()).cast(pa.timestamp(unit, plain.tz)).cast(plain)
+    if pt.is_time(value):
+        whole = pa.int32() if unit == "ms" else pa.int64()
+        return pa.array(raw, whole).cast(pa.time32(unit) if unit == "ms" else pa.time64(unit)).cast(plain)
+    if pt.is_duration(value):
+        return pa.array(raw, pa.int64()).cast(value).cast(plain)
+    if pt.is_binary(plain) or pt.is_large_binary(plain) or pt.is_fixed_size_binary(plain) or pt.is_boolean(value):
+        return pa.array(raw, plain)
+    if pt.is_float16(value):
+        return pa.nulls(len(raw), plain)
+    return pa.array(raw, value).cast(plain, safe=not pt.is_integer(value))
+
+
+def _without_nan(low: pa.Array, high: pa.Array, nulls: pa.Array) -> ColumnStatistics:
+    if pt.is_floating(low.type):
+        odd = pc.or_kleene(pc.is_nan(low), pc.is_nan(high))
+        low, high = (pc.if_else(odd, pa.scalar(None, low.type), bound) for bound in (low, high))
+    return ColumnStatistics(low, high, nulls)
+
+
+def _unit(column: pq.ColumnSchema) -> str | None:
+    """The unit that a time or timestamp is stored in; the Arrow type may be a coarser one."""
+    name = json.loads(column.logical_type.to_json()).get("timeUnit")
+    return {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}.get(name)
