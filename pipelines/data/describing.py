@@ -24,7 +24,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     rows = dataset.row_groups["rows"]
     return {
         "root": dataset.root,
-        "source": to_plain(dataset.opened),
+        "opened": to_plain(dataset.opened),
         "rows": dataset.rows,
         "files": dataset.files.num_rows,
         "row_groups": dataset.row_groups.num_rows,
