@@ -142,6 +142,10 @@ class ObjectNotFoundError(StorageError):
     """The key is not in the store."""
 
 
+class ObjectChangedError(StorageError):
+    """The object is not the one that was asked for: it was written again since."""
+
+
 class CorruptArtifactError(StorageError):
     """Bytes that do not have the digest that was recorded for them."""
 
@@ -173,3 +177,12 @@ class InterruptedRunError(MutiraoError):
     """The user stopped the run; it resumes from its last checkpoint."""
 
     exit_code = 130
+
+
+class RunFailedError(MutiraoError):
+    """A run that was waited for did not succeed; its message is the cause's."""
+
+    def with_exit_code(self, code: int) -> RunFailedError:
+        """Take over the exit code of the cause."""
+        self.exit_code = code
+        return self

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
-from pipelines.errors import ObjectExistsError, ObjectNotFoundError, StorageError
+from pipelines.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, StorageError
 from pipelines.storage.faults import as_storage_error, storage_errors
 from pipelines.storage.protocol import ObjectInfo
 from pipelines.storage.urls import TEMPORARY, check_key, check_prefix
@@ -39,6 +39,13 @@ class LocalStore:
         path = self._path(key)
         with self._reading(key):
             return path.read_bytes()
+
+    def get_range(self, key: str, start: int, stop: int, *, etag: str = "") -> bytes:
+        path = self._path(key)
+        with self._reading(key), path.open("rb", buffering=0) as file:
+            if etag and self._info(key, os.fstat(file.fileno())).etag != etag:
+                raise ObjectChangedError("the object was written again", on=f"{self.url}/{key}", expected=etag)
+            return _read_at(file.fileno(), start, stop)
 
     def get_to_file(self, key: str, path: str | Path) -> None:
         source = self._path(key)
@@ -166,6 +173,14 @@ def written_beside(path: Path) -> Iterator[Path]:
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _read_at(handle: int, start: int, stop: int) -> bytes:
+    parts = []
+    while start < stop and (part := os.pread(handle, stop - start, start)):
+        parts.append(part)
+        start += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _write(path: Path, data: bytes | Path) -> None:

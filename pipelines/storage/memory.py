@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipelines.errors import ObjectExistsError, ObjectNotFoundError
+from pipelines.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError
 from pipelines.storage.faults import storage_errors
 from pipelines.storage.local import written_beside
 from pipelines.storage.protocol import ObjectInfo
@@ -37,6 +37,12 @@ class MemoryStore:
             return _objects[self._path(key)].data
         except KeyError:
             raise ObjectNotFoundError("there is no such object", on=f"{self.url}/{key}") from None
+
+    def get_range(self, key: str, start: int, stop: int, *, etag: str = "") -> bytes:
+        data = self.get(key)
+        if etag and (found := _etag(data)) != etag:
+            raise ObjectChangedError("the object was written again", on=f"{self.url}/{key}", expected=etag, found=found)
+        return data[start:stop]
 
     def get_to_file(self, key: str, path: str | Path) -> None:
         data = self.get(key)
@@ -100,5 +106,8 @@ def _read(data: bytes | Path) -> _Stored:
 
 
 def _info(key: str, stored: _Stored) -> ObjectInfo:
-    etag = hashlib.md5(stored.data, usedforsecurity=False).hexdigest()
-    return ObjectInfo(key, len(stored.data), etag, stored.modified)
+    return ObjectInfo(key, len(stored.data), _etag(stored.data), stored.modified)
+
+
+def _etag(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()

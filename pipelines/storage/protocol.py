@@ -54,6 +54,22 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def get_range(self, key: str, start: int, stop: int, *, etag: str = "") -> bytes:
+        """Return the bytes from `start` up to, not including, `stop`; fewer where the object ends before.
+
+        Parameters
+        ----------
+        etag : str, optional
+            Read only if the object still has this one, as `head` or `list` told it.
+
+        Raises
+        ------
+        ObjectNotFoundError
+        ObjectChangedError
+            The object has another ETag.
+        """
+        ...
+
     def get_to_file(self, key: str, path: str | Path) -> None:
         """Stream an object into a local file, which appears complete or not at all.
 

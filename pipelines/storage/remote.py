@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from pipelines.errors import ObjectExistsError, ObjectNotFoundError, StorageError
+from pipelines.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, StorageError
 from pipelines.storage import aws
 from pipelines.storage.faults import as_storage_error, storage_errors
 from pipelines.storage.local import written_beside
@@ -58,6 +58,13 @@ class RemoteStore:
             if meta["size"] <= _CHUNK:
                 return bytes(first.bytes())
         return b"".join(self._chunks(key, meta))
+
+    def get_range(self, key: str, start: int, stop: int, *, etag: str = "") -> bytes:
+        if stop <= start:
+            return b""
+        options: Any = {"range": (start, stop)} | ({"if_match": etag} if etag else {})
+        with self._errors("read", check_key(key)):
+            return bytes(obstore.get(self._client, key, options=options).bytes())
 
     def get_to_file(self, key: str, path: str | Path) -> None:
         with self._errors("read", check_key(key)):
@@ -126,12 +133,8 @@ class RemoteStore:
 
     def _chunks(self, key: str, meta: ObjectMeta) -> Iterator[bytes]:
         """Read by ranges, each within the deadline, all of the same object."""
-        condition = {"if_match": meta["e_tag"]} if meta["e_tag"] else {}
         for start in range(0, meta["size"], _CHUNK):
-            with self._errors("read", key):
-                options: Any = {"range": (start, min(start + _CHUNK, meta["size"])), **condition}
-                chunk = bytes(obstore.get(self._client, key, options=options).bytes())
-            yield chunk
+            yield self.get_range(key, start, min(start + _CHUNK, meta["size"]), etag=meta["e_tag"] or "")
 
     def _client_for(self, size: int) -> Any:
         """Return the client, or for a large body one that waits as long as the body may take."""
@@ -164,6 +167,8 @@ class _Errors:
             and "ContainerNotFound" not in str(error)
         ):
             raise ObjectNotFoundError("there is no such object", on=self.on) from None
+        if isinstance(error, PreconditionError):
+            raise ObjectChangedError("the object was written again", on=self.on) from None
         if isinstance(error, (BaseError, OSError, ValueError)):
             raise as_storage_error(error, self.on, self.doing) from error
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from pipelines.errors import ObjectExistsError, ObjectNotFoundError, UsageError
+from pipelines.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, UsageError
 from pipelines.storage import ObjectStore, open_filesystem, open_store
 
 STORES = ["memory", "local", *(pytest.param(server, marks=pytest.mark.slow) for server in ("moto", "seaweedfs"))]
@@ -77,6 +77,23 @@ def test_large_objects_and_files_travel_whole(store: ObjectStore, tmp_path: Path
     assert store.get("from-file") == content
     assert store.get("replaced") == content
     assert (tmp_path / "copy").read_bytes() == content
+
+
+@every_store
+def test_a_range_is_read_if_the_object_is_still_the_same(store: ObjectStore) -> None:
+    store.create("key", b"0123456789")
+    head = store.head("key")
+    assert head is not None
+    assert store.get_range("key", 2, 5) == b"234"
+    assert store.get_range("key", 2, 5, etag=head.etag) == b"234"
+    assert store.get_range("key", 8, 100) == b"89"
+    assert store.get_range("key", 4, 4) == b""
+    assert [info.etag for info in store.list()] == [head.etag]
+    store.replace("key", b"abcdefghijk")
+    with pytest.raises(ObjectChangedError, match="key"):
+        store.get_range("key", 2, 5, etag=head.etag)
+    with pytest.raises(ObjectNotFoundError):
+        store.get_range("nothing", 0, 1)
 
 
 @every_store
@@ -222,7 +239,7 @@ def test_of_many_threads_one_creates_a_key(store: ObjectStore) -> None:
 
 RACER = """
 import json, sys
-from pipelines.errors import ObjectExistsError
+from pipelines.errors import ObjectChangedError, ObjectExistsError
 from pipelines.storage import open_store
 store, writer = open_store(sys.argv[1]), sys.argv[2].encode()
 sys.stdin.readline()  # all start together
