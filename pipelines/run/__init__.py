@@ -1,1 +1,20 @@
 """Running plans: driver, journal, stage cache, resume and cancel."""
+
+from pipelines.run.context import StageContext
+from pipelines.run.handle import RunHandle, attach
+from pipelines.run.journal import Event
+from pipelines.run.listing import list_runs
+from pipelines.run.pipeline import Pipeline
+from pipelines.run.record import RunRecord, StageRecord, fold
+
+__all__ = [
+    "Event",
+    "Pipeline",
+    "RunHandle",
+    "RunRecord",
+    "StageContext",
+    "StageRecord",
+    "attach",
+    "fold",
+    "list_runs",
+]

@@ -1,0 +1,39 @@
+"""A plan as people read it."""
+
+from __future__ import annotations
+
+from pipelines.cli.output import cell, say, show_table, size
+from pipelines.plan import Plan
+
+
+def show_plan(plan: Plan) -> None:
+    """Print a plan: data, shards, stages with cache hits, memory against limits."""
+    data, shards = plan.data, plan.shards
+    say(f"pipeline   {plan.pipeline}")
+    say(f"data       {data.root}: {data.rows:,} rows in {data.files:,} files, {data.row_groups:,} row groups")
+    if (data.files_before, data.row_groups_before) != (data.files, data.row_groups):
+        say(
+            f"pruned     {data.files_before:,} → {data.files:,} files, "
+            f"{data.row_groups_before:,} → {data.row_groups:,} row groups"
+        )
+    say(
+        f"shards     {shards.count:,} of {shards.rows_min:,}–{shards.rows_max:,} rows, "
+        f"{size(shards.bytes_min)}–{size(shards.bytes_max)}"
+    )
+    say(f"ranks      {plan.ranks} × {plan.threads} thread{'s' if plan.threads > 1 else ''}")
+    for drift in data.drift:
+        say(f"drift      {drift}")
+    for skipped in data.skipped:
+        say(f"skipped    {skipped}")
+    say()
+    show_table(
+        "", ("stage", "needs", "cached", "why"), [(s.name, ", ".join(s.needs), s.cached, s.why) for s in plan.stages]
+    )
+    say()
+    rows = [
+        (m.stage, size(m.predicted_bytes), size(m.limit_bytes), "on disk" if m.spills else "in memory", m.basis)
+        for m in plan.memory
+    ]
+    show_table("memory per worker", ("stage", "predicted", "limit", "training data", "basis"), rows)
+    for warning in plan.warnings:
+        say(f"! {cell(warning)}")

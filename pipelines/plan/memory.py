@@ -1,0 +1,92 @@
+"""How much memory a worker will need, predicted from counts before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from pipelines.plan.value import PlannedMemory
+
+if TYPE_CHECKING:
+    from pipelines.data.source import Source
+    from pipelines.features.plan import FeaturePlan
+    from pipelines.spec import PipelineSpec
+    from pipelines.training.estimators.registry import Estimator
+
+WORKER_BYTES = 190 << 20
+"""A Dask worker with the platform's libraries loaded and nothing to do (measured: 165–185 MiB)."""
+
+RANK_BYTES = 160 << 20
+"""A rank's process before it reads anything (measured: 130–155 MiB)."""
+
+READ_BYTES = 96 << 20
+"""Batches in flight (64 MiB at most) and one transformed batch."""
+
+GUESSED_CATEGORIES = 100
+"""Width of a one-hot encoded column whose dictionary is not known yet, unless the spec caps it lower."""
+
+
+@dataclass(frozen=True)
+class Width:
+    """How many features a row will have, and how that is known."""
+
+    features: int
+    basis: str
+
+
+def predict_memory(
+    spec: PipelineSpec, source: Source, estimator: Estimator, *, rows: int, ranks: int, plan: FeaturePlan | None
+) -> tuple[PlannedMemory, ...]:
+    """Predict the fullest moment of the stages that use most memory, per worker.
+
+    Parameters
+    ----------
+    rows : int
+        Rows of the dataset, before label and filter.
+    plan : FeaturePlan or None
+        The fitted feature plan, when it is cached: the width is exact then.
+    """
+    limit = spec.cluster.worker.memory
+    width = _width(spec, source, estimator, plan)
+    share = 1.0 - spec.split.test - (0.0 if estimator.categorical == "native" else spec.split.validation)
+    held = int(rows * share / ranks) * estimator.memory_per_row(width.features)
+    base = {"worker": WORKER_BYTES, "rank": RANK_BYTES, "reading": READ_BYTES}
+    total = sum(base.values()) + held
+    spills = total > limit
+    train = PlannedMemory(
+        stage="train",
+        predicted_bytes=min(total, limit) if spills else total,
+        limit_bytes=limit,
+        parts_bytes=base | {"training data": held},
+        basis=width.basis,
+        spills=spills,
+    )
+    reading = {"worker": WORKER_BYTES, "reading": READ_BYTES}
+    features = PlannedMemory("features", sum(reading.values()), limit, reading, width.basis, spills=False)
+    return features, train
+
+
+def _width(spec: PipelineSpec, source: Source, estimator: Estimator, plan: FeaturePlan | None) -> Width:
+    if plan is not None:
+        return Width(len(plan.names), "the fitted feature plan")
+    total, guessed = 0, False
+    for feature in spec.features:
+        encode = feature.encode or "auto"
+        for column in feature.columns:
+            wide = _categorical(source.arrow_schema.field(column).type) or feature.encode is not None
+            if feature.bins is not None:
+                total += feature.bins if encode == "one_hot" or estimator.categorical == "one_hot" else 1
+            elif encode == "hash":
+                total += feature.buckets
+            elif wide and (encode == "one_hot" or (encode == "auto" and estimator.categorical == "one_hot")):
+                total, guessed = total + min(feature.max_categories, GUESSED_CATEGORIES), True
+            else:
+                total += len(feature.dates or ()) or 1
+    basis = "the spec; one-hot widths are guessed until the features are fitted" if guessed else "the spec"
+    return Width(total, basis)
+
+
+def _categorical(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)

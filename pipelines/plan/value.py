@@ -1,0 +1,140 @@
+"""The frozen plan of a run: what will be done, on what, and what it will need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pipelines.plan.keys import StageKey
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class PlannedData:
+    """The dataset as the plan saw it.
+
+    Attributes
+    ----------
+    rows, row_groups, files, bytes
+        After pruning; bytes are uncompressed, of all columns.
+    files_before, row_groups_before
+        Before pruning by the filter.
+    columns : tuple of str
+        The columns that are read.
+    drift, skipped : tuple of str
+        Differences between files that were bridged, and files that were left out, for humans.
+    """
+
+    root: str
+    content_digest: str
+    location_digest: str
+    rows: int
+    files: int
+    row_groups: int
+    bytes: int
+    files_before: int
+    row_groups_before: int
+    columns: tuple[str, ...]
+    drift: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlannedShards:
+    """How the dataset is cut; the same for any number of workers."""
+
+    count: int
+    digest: str
+    rows_min: int
+    rows_max: int
+    bytes_min: int
+    bytes_max: int
+    largest_piece_bytes: int
+
+
+@dataclass(frozen=True)
+class PlannedMemory:
+    """Memory predicted for the fullest moment of a worker and its rank, against the worker's limit.
+
+    Attributes
+    ----------
+    parts_bytes : dict
+        What the prediction is made of.
+    basis : str
+        What the number of features was taken from.
+    spills : bool
+        Whether the training data will be kept on the worker's disk because they don't fit.
+    """
+
+    stage: str
+    predicted_bytes: int
+    limit_bytes: int
+    parts_bytes: Mapping[str, int]
+    basis: str
+    spills: bool
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One step of the run.
+
+    Attributes
+    ----------
+    ingredients : dict
+        Of its `StageKey`; empty for stages that are never cached.
+    cached : bool
+        Whether its result is there already.
+    why : str
+        Why it will run, or what it will reuse.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    key: str
+    ingredients: Mapping[str, Any]
+    cached: bool
+    why: str
+
+    @property
+    def stage_key(self) -> StageKey:
+        """The key under which its result is cached."""
+        return StageKey(self.name, self.ingredients)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A validated, compiled, frozen pipeline; JSON-able. `pipelines.plan.compile_plan` makes it.
+
+    Attributes
+    ----------
+    spec : dict
+        The whole spec, in plain values.
+    ranks, threads : int
+        Ranks of the training, and threads of each.
+    code_digest : str
+        Of the user's own code archive; empty without one.
+    runs, registry : str
+        URLs of the two stores.
+    """
+
+    pipeline: str
+    spec: Mapping[str, Any]
+    data: PlannedData
+    shards: PlannedShards
+    stages: tuple[PlannedStage, ...]
+    memory: tuple[PlannedMemory, ...]
+    ranks: int
+    threads: int
+    code_digest: str
+    runs: str
+    registry: str
+    warnings: tuple[str, ...] = ()
+    schema: int = SCHEMA
+
+    @cached_property
+    def by_name(self) -> dict[str, PlannedStage]:
+        """Stages by name."""
+        return {stage.name: stage for stage in self.stages}

@@ -1,0 +1,239 @@
+"""The process that owns a run: ``python -m pipelines.run.driver RUNS RUN_ID ATTEMPT``.
+
+It opens the plan, starts the cluster when a stage first needs it, executes the stages whose results
+are not there, and says in the journal what happens. SIGTERM, SIGINT and a stop marker on the store make it save the
+training's state and leave; whatever ends it, the cluster ends with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from cluster import ClusterError, CodeArchive, activate_code, connect, install_code
+from pipelines.errors import InterruptedRunError, MutiraoError, StorageError, UsageError
+from pipelines.plan import Plan, compile_plan
+from pipelines.plan.cache import StageCache
+from pipelines.plan.value import PlannedStage
+from pipelines.run.custom import run_custom
+from pipelines.run.folder import HEARTBEAT_S, Attempt, RunFolder
+from pipelines.run.journal import JournalWriter
+from pipelines.run.publish import run_publish
+from pipelines.run.stages import Work, run_evaluate, run_features, run_split, run_train
+from pipelines.spec import Places, load_spec
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+logger = logging.getLogger(__name__)
+
+_CACHED: dict[str, Callable[[Work], tuple[dict[str, bytes], dict[str, Any]]]] = {
+    "split": run_split,
+    "features": run_features,
+    "train": run_train,
+    "evaluate": run_evaluate,
+}
+
+
+def drive(runs: str, run_id: str, number: int) -> int:
+    """Work on a run's attempt `number`, which was claimed for this process, until it ends; returns the exit code."""
+    folder = RunFolder.open(runs, run_id)
+    attempt = folder.attempt()
+    if attempt is None or attempt.number != number or folder.driver_alive():
+        raise UsageError("another driver works on this run", on=run_id, remedy="Attach to it, or cancel it first.")
+    journal = JournalWriter(folder.store, folder.path)
+    journal.append("attempt", number=attempt.number, pid=os.getpid(), now=True)
+    interrupt = _Interrupt()
+    with _alive(folder, attempt, interrupt):
+        code, end = _attempt(folder, journal, interrupt)
+        journal.append("end", exit_code=code, **end)
+        journal.flush()
+        folder.save_record(folder.record())
+    return code
+
+
+def _attempt(folder: RunFolder, journal: JournalWriter, interrupt: _Interrupt) -> tuple[int, dict[str, Any]]:
+    try:
+        with interrupt.handled():
+            _execute(folder, journal, interrupt)
+    except (MutiraoError, ClusterError) as error:
+        logger.error("%s: %s", type(error).__name__, error)
+        return error.exit_code, {"type": type(error).__name__, "message": str(error)}
+    except KeyboardInterrupt:
+        return 130, {"type": "KeyboardInterrupt", "message": "interrupted"}
+    except Exception as error:
+        logger.exception("unforeseen")
+        message = f"unforeseen {type(error).__name__}: {error}"
+        return 5, {"type": type(error).__name__, "message": message, "trace": traceback.format_exc()}
+    return 0, {}
+
+
+def _execute(folder: RunFolder, journal: JournalWriter, interrupt: _Interrupt) -> None:
+    plan, manifest, code = folder.plan(), folder.manifest(), folder.code()
+    with ExitStack() as stack:
+        archive = None if code is None else CodeArchive.from_bytes(code)
+        if archive is not None:
+            stack.enter_context(activate_code(archive))
+        spec = load_spec(dict(plan.spec))
+        manifest.check_unchanged()
+        compiled = compile_plan(spec, Places(plan.runs, plan.registry), code=plan.code_digest, manifest=manifest)
+
+        def start_cluster() -> Client:
+            started = time.monotonic()
+            cluster = stack.enter_context(connect(spec.cluster))
+            if archive is not None:
+                install_code(cluster.client, archive)
+            seconds = time.monotonic() - started
+            journal.append("cluster", dashboard=cluster.dashboard_link, workers=spec.cluster.workers, seconds=seconds)
+            return cluster.client
+
+        work = Work(
+            compiled=compiled,
+            folder=folder,
+            cache=StageCache(folder.store),
+            client=_once(start_cluster),
+            report=lambda stage, **progress: journal.append("progress", stage, **progress),
+            stop=interrupt.event,
+        )
+        _notice(journal, plan)
+        results: dict[str, Any] = {}
+        for stage in compiled.plan.stages:
+            with interrupt.gentle(stage.name == "train"):
+                _run_stage(work, stage, journal, results)
+
+
+def _run_stage(work: Work, stage: PlannedStage, journal: JournalWriter, results: dict[str, Any]) -> None:
+    if stage.cached:
+        found = work.result(stage.name)
+        work.cache.remember(work.compiled.plan.pipeline, stage.stage_key)
+        results[stage.name] = found.summary.get("result")
+        journal.append("stage", stage.name, now=True, status="cached", summary=dict(found.summary), why=stage.why)
+        return
+    journal.append("stage", stage.name, now=True, status="running", why=stage.why)
+    started = time.monotonic()
+    try:
+        summary = _compute(work, stage, journal, results)
+    except BaseException:
+        journal.append("stage", stage.name, status="failed", seconds=time.monotonic() - started)
+        raise
+    journal.append("stage", stage.name, now=True, status="done", summary=summary, seconds=time.monotonic() - started)
+
+
+def _compute(work: Work, stage: PlannedStage, journal: JournalWriter, results: dict[str, Any]) -> dict[str, Any]:
+    pipeline = work.compiled.plan.pipeline
+    if stage.name == "publish":
+        return run_publish(work, lambda text: journal.append("notice", text=text))
+    if stage.name in _CACHED:
+        files, summary = _CACHED[stage.name](work)
+    else:
+        result = run_custom(work, stage, results)
+        results[stage.name] = result
+        files, summary = {}, {"result": result}
+    return dict(work.cache.commit(pipeline, stage.stage_key, files, summary).summary)
+
+
+def _notice(journal: JournalWriter, plan: Plan) -> None:
+    for skipped in plan.data.skipped:
+        journal.append("notice", text=f"skipped {skipped}")
+    for warning in plan.warnings:
+        journal.append("notice", text=warning)
+
+
+def _once(make: Callable[[], Client]) -> Callable[[], Client]:
+    made: list[Client] = []
+
+    def get() -> Client:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return get
+
+
+class _Interrupt:
+    """Signals turned into an event or an exception.
+
+    In a gentle stretch (training) the first signal only sets the event, and the training leaves by itself once its
+    state is saved; elsewhere, and from the second signal on, the main thread gets an `InterruptedRunError`.
+    """
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self._gentle = False
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle SIGTERM and SIGINT inside; afterwards they are ignored, so that the end can be written down."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+
+    @contextmanager
+    def gentle(self, really: bool) -> Iterator[None]:
+        """Let a stage end by itself when it is asked to stop."""
+        self._gentle = really
+        try:
+            yield
+        finally:
+            self._gentle = False
+        if self.event.is_set():
+            raise _interrupted()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        again = self.event.is_set()
+        self.event.set()
+        if again or not self._gentle:
+            raise _interrupted()
+
+
+def _interrupted() -> InterruptedRunError:
+    return InterruptedRunError("the run was stopped", remedy="`mutirao run resume` goes on where it was.")
+
+
+@contextmanager
+def _alive(folder: RunFolder, attempt: Attempt, interrupt: _Interrupt) -> Iterator[None]:
+    """Give signs of life, and look for the stop marker, in a thread of its own."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(HEARTBEAT_S):
+            try:
+                folder.heartbeat(attempt)
+                if not interrupt.event.is_set() and folder.asked_to_stop(attempt):
+                    os.kill(os.getpid(), signal.SIGTERM)
+            except StorageError as error:
+                logger.warning("no sign of life could be given: %s", error)
+
+    folder.heartbeat(attempt)
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(timeout=60)
+        folder.heartbeat(attempt, ended=True)
+
+
+def main() -> None:
+    """Run the driver named on the command line."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    runs, run_id, attempt = sys.argv[1:]
+    sys.exit(drive(runs, run_id, int(attempt)))
+
+
+if __name__ == "__main__":
+    main()

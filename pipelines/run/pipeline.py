@@ -1,0 +1,99 @@
+"""A pipeline in Python: plan it, start it, run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster import CodeArchive, activate_code, pack_code, require, run_checks
+from pipelines.errors import RunFailedError
+from pipelines.plan import Compiled, Plan, compile_plan
+from pipelines.run.folder import RunFolder
+from pipelines.run.handle import RunHandle
+from pipelines.run.record import RunRecord
+from pipelines.run.submission import submit_attempt
+from pipelines.spec import PipelineSpec, find_places, load_spec
+
+FooterProgress = Callable[[int, int], None]
+"""Called with (footers read, footers in all)."""
+
+
+class Pipeline:
+    """A checked spec, ready to be planned and run.
+
+    Parameters
+    ----------
+    spec : path, mapping or PipelineSpec
+        A YAML file, a spec's keys as a mapping, or a spec made of objects.
+
+    Raises
+    ------
+    SpecError
+        All faults of the spec at once.
+    UsageError
+        The file can't be read.
+
+    Examples
+    --------
+    >>> record = Pipeline("data_samples/flights_logistic.yaml").run()  # doctest: +SKIP
+    >>> record.metrics["test"]["auc"], record.version  # doctest: +SKIP
+    """
+
+    def __init__(self, spec: str | Path | Mapping[str, Any] | PipelineSpec) -> None:
+        self.spec = load_spec(spec)
+
+    def __repr__(self) -> str:
+        return f"Pipeline({self.spec.name!r})"
+
+    def plan(self, *, progress: FooterProgress | None = None) -> Plan:
+        """Check the spec against its data and say what a run would do; nothing runs, only a manifest is written.
+
+        Raises
+        ------
+        SpecError, NotFoundError, DataError, StorageError
+            See `compile_plan`.
+        """
+        return self._compile(progress)[0].plan
+
+    def start(self, *, progress: FooterProgress | None = None) -> RunHandle:
+        """Start a run's driver, detached, and return as soon as its process runs.
+
+        Raises
+        ------
+        SpecError, NotFoundError, DataError, StorageError
+            See `plan`.
+        cluster.PreflightError
+            The machine can't hold the cluster that the spec asks for.
+        """
+        require(run_checks(self.spec.cluster))
+        compiled, archive = self._compile(progress)
+        folder = RunFolder.create(compiled.plan.runs, compiled, None if archive is None else archive.data)
+        submit_attempt(folder)
+        return RunHandle(compiled.plan.runs, folder.run_id)
+
+    def run(self, *, timeout_s: float | None = None) -> RunRecord:
+        """Start a run and wait for its end.
+
+        Raises
+        ------
+        RunFailedError
+            It did not succeed; the message is the cause's, the exit code too.
+        DeadlineError
+            It has not ended after `timeout_s` seconds, and goes on.
+        """
+        record = self.start().wait(timeout_s)
+        if record.error is not None:
+            remedy = f"Look closer: mutirao run show {record.run_id} --logs"
+            raise RunFailedError(str(record.error["message"]), on=record.run_id, remedy=remedy).with_exit_code(
+                record.exit_code
+            )
+        return record
+
+    def _compile(self, progress: FooterProgress | None) -> tuple[Compiled, CodeArchive | None]:
+        places = find_places(self.spec.runs, self.spec.registry)
+        if not self.spec.code:
+            return compile_plan(self.spec, places, progress=progress), None
+        archive = pack_code(self.spec.code)
+        with activate_code(archive):
+            return compile_plan(self.spec, places, code=archive.digest, progress=progress), archive

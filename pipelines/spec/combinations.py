@@ -1,0 +1,125 @@
+"""Combinations of keys that are right on their own and can't work together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from pipelines.errors import Fault, NotFoundError, UserCodeError
+from pipelines.spec.document import Document
+from pipelines.spec.faults import faults_of
+from pipelines.spec.pipeline import BUILT_IN_STAGES, StageConfig
+from pipelines.training.estimators.registry import resolve
+
+
+def impossible(sections: Mapping[str, Any], document: Document) -> list[Fault]:
+    """Find the impossible combinations among the sections that are valid on their own.
+
+    Parameters
+    ----------
+    sections : mapping of str
+        Sections of a spec by key; those that are invalid are left out.
+    document : Document
+        Where the spec was read from, to name places.
+    """
+    return [
+        *_label_among_features(sections, document),
+        *_estimator(sections, document),
+        *_publishing(sections, document),
+        *_stages(sections.get("stages") or (), document),
+    ]
+
+
+def _label_among_features(sections: Mapping[str, Any], document: Document) -> Iterator[Fault]:
+    label, features = sections.get("label"), sections.get("features") or ()
+    weight = getattr(sections.get("train"), "sample_weight", None)
+    for i, feature in enumerate(features):
+        for j, column in enumerate(feature.columns):
+            place = document.place(("features", i, "columns", j))
+            if label is not None and column == label.column:
+                yield Fault(place, f"{column!r} is the label", "A model that sees its label learns nothing: remove it")
+            if column == weight:
+                yield Fault(place, f"{column!r} is the sample weight", "Remove it here, or in train.sample_weight")
+    if label is not None and weight == label.column:
+        yield Fault(document.place(("train", "sample_weight")), f"{weight!r} is the label", "Name another column")
+
+
+def _estimator(sections: Mapping[str, Any], document: Document) -> Iterator[Fault]:
+    train = sections.get("train")
+    if train is None:
+        return
+    place = document.place(("train", "estimator"))
+    try:
+        estimator = resolve(train.estimator)
+    except NotFoundError as error:
+        yield Fault(place, error.what, error.remedy)
+        return
+    except UserCodeError as error:
+        # a class of the user's own `code:` is importable only where that is unpacked: the run checks it there
+        if not sections.get("code"):
+            yield Fault(place, error.what, error.remedy)
+        return
+    try:
+        estimator.check(train)
+    except ValidationError as error:
+        yield from faults_of(error, document, type(train), under=("train", "params"))
+    except UserCodeError as error:
+        if not sections.get("code"):
+            yield Fault(place, error.what, error.remedy)
+    kind = getattr(sections.get("label"), "kind", "auto")
+    if kind != "auto" and kind not in estimator.label_kinds:
+        learns = " or ".join(estimator.label_kinds)
+        message = f"{train.estimator} learns {learns} labels, and label.kind is {kind}"
+        yield Fault(place, message, "Change one of them")
+
+
+def _publishing(sections: Mapping[str, Any], document: Document) -> Iterator[Fault]:
+    publish, evaluate = sections.get("publish"), sections.get("evaluate")
+    if publish is None or evaluate is None or publish.promote != "if_better" or not evaluate.metrics:
+        return
+    if publish.metric is not None and publish.metric not in evaluate.metrics:
+        place = document.place(("publish", "metric"))
+        yield Fault(place, f"{publish.metric!r} is not measured", "Add it to evaluate.metrics")
+
+
+def _stages(stages: Sequence[StageConfig], document: Document) -> Iterator[Fault]:
+    names = [stage.name for stage in stages]
+    known = [*BUILT_IN_STAGES, *names]
+    for i, stage in enumerate(stages):
+        if names.index(stage.name) != i:
+            yield Fault(document.place(("stages", i, "name")), f"{stage.name!r} is a stage already", "Rename one")
+        for j, need in enumerate(stage.needs):
+            place = document.place(("stages", i, "needs", j))
+            if need not in known:
+                error = NotFoundError.among("stage", need, known)
+                yield Fault(place, error.what, error.remedy)
+            elif need == "publish":
+                yield Fault(place, "nothing runs after publish", "Need evaluate instead: it has the final model")
+    for circle in _circles({stage.name: stage.needs for stage in stages}):
+        place = document.place(("stages",))
+        yield Fault(place, f"stages need each other in a circle: {' → '.join(circle)}", "Remove one of these needs")
+
+
+def _circles(needs: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Find one circle, if there is any, by walking the needs depth first."""
+    done: set[str] = set()
+
+    def walk(name: str, trail: list[str]) -> list[str] | None:
+        if name in trail:
+            return [*trail[trail.index(name) :], name]
+        if name in done:
+            return None
+        for need in needs.get(name, ()):
+            found = walk(need, [*trail, name])
+            if found:
+                return found
+        done.add(name)
+        return None
+
+    for name in needs:
+        circle = walk(name, [])
+        if circle:
+            return [circle]
+    return []
