@@ -150,6 +150,10 @@ class CorruptArtifactError(StorageError):
     """Bytes that do not have the digest that was recorded for them."""
 
 
+class AliasMovedError(MutiraoError):
+    """Somebody else moved the alias in the meantime: decide again."""
+
+
 class GangError(MutiraoError):
     """Ranks that could not be started, or were lost, or did not answer in time."""
 
