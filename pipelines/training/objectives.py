@@ -1,0 +1,179 @@
+"""What is minimised: the mean of weighted losses + l2/2·‖w‖² + l1·‖w‖₁, the intercept free.
+
+A `Loss` knows rows only: from scores to losses, residuals (the loss's derivative by the score) and curvatures. Where
+the scores come from, and where the residuals go, is the business of the passes over the data, so that a loss written
+here works for dense and sparse rows, on any number of ranks.
+
+Legend: z scores, y labels as the target encodes them, w weights of rows, r residuals, d curvatures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from pipelines.training.gang.context import Array
+
+
+class Loss(Protocol):
+    """A loss of one or several scores per row, in the precision of the scores that it is given."""
+
+    @property
+    def outputs(self) -> int:
+        """Scores per row."""
+        ...
+
+    @property
+    def link(self) -> str:
+        """How scores become predictions: ``identity``, ``logistic`` or ``softmax``."""
+        ...
+
+    @property
+    def curved(self) -> bool:
+        """Whether `curvature` is there, for one output: what Newton's method needs."""
+        ...
+
+    def evaluate(self, scores: Array, y: Array, weight: Array | None) -> tuple[float, Array]:
+        """Return the weighted sum of losses, and the weighted residuals.
+
+        Parameters
+        ----------
+        scores : ndarray, shape (outputs, rows)
+            May be overwritten.
+        y, weight : ndarray, shape (rows,)
+
+        Returns
+        -------
+        loss : float
+        residuals : ndarray of scores' type, shape (outputs, rows)
+        """
+        ...
+
+    def curvature(self, scores: Array, y: Array, weight: Array | None) -> Array:
+        """Return the weighted second derivatives, shape (rows,); one output only."""
+        ...
+
+    def start(self, mean: Array) -> Array:
+        """Return good intercepts for zero weights, shape (outputs,), from the weighted mean of the encoded labels.
+
+        `mean` has shape (outputs,): the share of each class (softmax), of the positive class, or the mean value.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Binary cross-entropy: log(1 + e^z) - y·z with y in {0, 1}."""
+
+    outputs: int = 1
+    link: str = "logistic"
+    curved: bool = True
+
+    def evaluate(self, scores: Array, y: Array, weight: Array | None) -> tuple[float, Array]:
+        """See `Loss.evaluate`. From e = exp(-|z|) nothing overflows: loss = max(z, 0) + log(1 + e) - y·z."""
+        z = scores[0]
+        e = np.abs(z)
+        np.negative(e, out=e)
+        np.exp(e, out=e)
+        one = e + 1
+        losses = np.log(one)
+        losses += np.maximum(z, 0)
+        losses -= y * z
+        # sigmoid(z) = 1 / (1 + e) for z ≥ 0, else e / (1 + e)
+        np.copyto(e, 1, where=z >= 0)
+        residuals = np.divide(e, one, out=e)
+        residuals -= y
+        if weight is None:
+            return float(losses.sum(dtype=np.float64)), residuals[None]
+        residuals *= weight
+        return float(np.dot(losses.astype(np.float64), weight.astype(np.float64))), residuals[None]
+
+    def curvature(self, scores: Array, y: Array, weight: Array | None) -> Array:
+        """See `Loss.curvature`: p·(1 - p)."""
+        e = np.exp(-np.abs(scores[0]))
+        d: Array = e / np.square(1 + e)
+        return d if weight is None else d * weight
+
+    def start(self, mean: Array) -> Array:
+        """See `Loss.start`: the log-odds."""
+        share = np.clip(mean, 1e-6, 1 - 1e-6)
+        odds: Array = np.log(share / (1 - share))
+        return odds
+
+
+@dataclass(frozen=True)
+class Squared:
+    """Half the squared difference: (z - y)² / 2, of labels brought to mean 0 and deviation 1.
+
+    The shift and the scale are undone in the reported weights; losses are reported in the label's units.
+    """
+
+    shift: float = 0.0
+    scale: float = 1.0
+    outputs: int = 1
+    link: str = "identity"
+    curved: bool = True
+
+    def evaluate(self, scores: Array, y: Array, weight: Array | None) -> tuple[float, Array]:
+        """See `Loss.evaluate`."""
+        residuals = scores[0]
+        residuals -= self.standardised(y).astype(residuals.dtype, copy=False)
+        weighted = residuals if weight is None else residuals * weight
+        return 0.5 * float(np.dot(residuals.astype(np.float64), weighted.astype(np.float64))), weighted[None]
+
+    def curvature(self, scores: Array, y: Array, weight: Array | None) -> Array:
+        """See `Loss.curvature`: 1."""
+        return np.ones_like(scores[0]) if weight is None else weight.astype(scores.dtype)
+
+    def start(self, mean: Array) -> Array:
+        """See `Loss.start`."""
+        return (mean - self.shift) / self.scale
+
+    def standardised(self, y: Array) -> Array:
+        """Bring labels to the scale that is learned on (float64)."""
+        result: Array = (y.astype(np.float64) - self.shift) / self.scale
+        return result
+
+
+@dataclass(frozen=True)
+class Multinomial:
+    """Cross-entropy of a softmax over all classes: log Σ e^z - z_y."""
+
+    outputs: int
+    link: str = "softmax"
+    curved: bool = False
+
+    def evaluate(self, scores: Array, y: Array, weight: Array | None) -> tuple[float, Array]:
+        """See `Loss.evaluate`."""
+        rows, codes = np.arange(scores.shape[1]), y.astype(np.intp)
+        scores -= scores.max(axis=0)
+        chosen = scores[codes, rows].astype(np.float64)
+        p = np.exp(scores, out=scores)
+        total = p.sum(axis=0)
+        losses = np.log(total.astype(np.float64)) - chosen
+        p /= total
+        p[codes, rows] -= 1
+        if weight is None:
+            return float(losses.sum()), p
+        p *= weight
+        return float(np.dot(losses, weight.astype(np.float64))), p
+
+    def curvature(self, scores: Array, y: Array, weight: Array | None) -> Array:
+        """Not there: the curvature of a softmax is a matrix for each row."""
+        raise NotImplementedError
+
+    def start(self, mean: Array) -> Array:
+        """See `Loss.start`: logarithms of the shares, centred."""
+        logs = np.log(np.maximum(mean, 1e-6))
+        centred: Array = logs - logs.mean()
+        return centred
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """l2/2·‖w‖² + l1·‖w‖₁ over the weights of the features."""
+
+    l2: float = 0.0
+    l1: float = 0.0

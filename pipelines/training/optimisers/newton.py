@@ -1,0 +1,201 @@
+"""Newton's method for few weights, and its proximal form for the 1-norm.
+
+The first steps are taken on a sample of the blocks. Their last Hessian serves the full data for as long as it makes the
+residual shrink fast (a chord method): after a start within the sample's error of the optimum, two or three gradients of
+the full data end the work. The stopping test is on the full data always.
+
+Proximal Newton: Lee, Sun & Saunders, SIAM J. Optim. 24 (2014). The quadratic subproblem is solved by coordinate
+descent, and exactly once the signs have settled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
+
+from pipelines.training.gang.context import Array
+from pipelines.training.optimisers.oracle import Oracle, Outcome, State, Step, Watch, largest, one_norm, steepest
+
+SUFFICIENT = 1e-4
+SHRINK = 0.25
+"""A Hessian is kept for the next step when the residual shrank at least to this share."""
+_SAMPLE_STEPS = 12
+_NOISE = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class _Point:
+    weights: Array
+    value: float
+    gradient: Array
+    residual: float
+
+
+def newton(oracle: Oracle, start: State, watch: Watch, *, tol: float, max_iter: int) -> Outcome:
+    """Minimise F from ``start["weights"]``, or go on from a state of an earlier call.
+
+    Stops when the residual is at most `tol`, after `max_iter` steps on the full data, or where rounding errors leave
+    no descent.
+    """
+    return _Run(oracle, start, watch).minimise(tol, max_iter)
+
+
+class _Run:
+    """One minimisation; `_hessian` may be older than the point, `_fresh` says that it is not."""
+
+    def __init__(self, oracle: Oracle, start: State, watch: Watch) -> None:
+        self._oracle, self._watch = oracle, watch
+        self._steps = int(start.get("steps", 0))
+        self._history = [float(value) for value in start.get("history", [])]
+        self._hessian: Array | None = None
+        self._fresh = False
+        self._weights = np.asarray(start["weights"], np.float64)
+
+    def minimise(self, tol: float, max_iter: int) -> Outcome:
+        if self._oracle.sample_stride > 1 and not self._steps:
+            self._warm_up()
+        at = self._look(self._weights)
+        while at.residual > tol:
+            if self._steps >= max_iter:
+                return self._outcome(at, "max_iter", converged=False)
+            following = self._step(at, stride=1)
+            if following is None:
+                return self._outcome(at, "precision", converged=False)
+            if following.residual > SHRINK * at.residual:
+                self._hessian = None
+            at = following
+            self._fresh = False
+            self._weights = at.weights
+            self._steps += 1
+            self._history.append(at.value)
+            self._watch(Step(self._steps, at.value, at.residual), self._state)
+        return self._outcome(at, "tolerance", converged=True)
+
+    def _warm_up(self) -> None:
+        """Minimise over a sample, coarsely; leaves its Hessian near its optimum."""
+        stride = self._oracle.sample_stride
+        at = self._look(self._weights, stride=stride)
+        first = at.residual
+        for _ in range(_SAMPLE_STEPS):
+            if at.residual <= 1e-4 * first:
+                break
+            self._hessian = None
+            following = self._step(at, stride=stride)
+            if following is None:
+                break
+            at, self._fresh = following, False
+        self._weights = at.weights
+
+    def _step(self, at: _Point, *, stride: int) -> _Point | None:
+        """Take one step that decreases F; None when rounding errors leave none."""
+        while True:
+            if self._hessian is None:
+                self._hessian = self._oracle.hessian(at.weights, fine=stride == 1, stride=stride)
+                self._fresh = True
+            direction = self._solve(at, self._hessian)
+            following = self._search(at, direction, stride, tries=40 if self._fresh else 1)
+            if following is not None or self._fresh:
+                return following
+            self._hessian = None
+
+    def _search(self, at: _Point, direction: Array, stride: int, tries: int) -> _Point | None:
+        whole = at.weights + direction
+        promised = float(at.gradient @ direction) + one_norm(whole, self._oracle) - one_norm(at.weights, self._oracle)
+        if not promised < 0:
+            return None
+        step = 1.0
+        for _ in range(tries):
+            found = self._look(at.weights + step * direction, stride=stride)
+            if found.value <= at.value + SUFFICIENT * step * promised:
+                return found
+            # Differences of values drown in rounding errors before gradients do.
+            if found.value <= at.value + _NOISE * abs(at.value) and found.residual < 0.5 * at.residual:
+                return found
+            step /= 2
+        return None
+
+    def _solve(self, at: _Point, hessian: Array) -> Array:
+        if self._oracle.l1:
+            return proximal_step(
+                hessian, at.gradient, at.weights, np.where(self._oracle.penalised, self._oracle.l1, 0.0)
+            )
+        return _solved(hessian, -at.gradient)
+
+    def _look(self, weights: Array, stride: int = 1) -> _Point:
+        smooth, gradient = self._oracle.gradient(weights, fine=stride == 1, stride=stride)
+        residual = largest(steepest(weights, gradient, self._oracle))
+        return _Point(weights, smooth + one_norm(weights, self._oracle), gradient, residual)
+
+    def _state(self) -> State:
+        return {"weights": self._weights, "steps": self._steps, "history": self._history}
+
+    def _outcome(self, at: _Point, reason: str, *, converged: bool) -> Outcome:
+        return Outcome(at.weights, at.value, at.residual, self._steps, reason, converged, tuple(self._history))
+
+
+def proximal_step(hessian: Array, gradient: Array, weights: Array, thresholds: Array) -> Array:
+    """Minimise gᵀd + dᵀHd/2 + Σ thresholds·|w + d| over d.
+
+    Parameters
+    ----------
+    hessian : ndarray, shape (n, n)
+    gradient, weights, thresholds : ndarray, shape (n,)
+
+    Returns
+    -------
+    ndarray, shape (n,)
+    """
+    d = np.zeros_like(weights)
+    slope = gradient.copy()  # of the quadratic, at d
+    diagonal = np.maximum(hessian.diagonal(), 1e-12 * max(hessian.diagonal().max(), 1e-300))
+    scale = largest(gradient) or 1.0
+    for sweep in range(200):
+        moved = 0.0
+        for j in range(len(d)):
+            old = weights[j] + d[j]
+            target = old - slope[j] / diagonal[j]
+            new = np.sign(target) * max(abs(target) - thresholds[j] / diagonal[j], 0.0)
+            if new != old:
+                slope += (new - old) * hessian[:, j]
+                d[j] += new - old
+                moved = max(moved, abs(new - old) * diagonal[j])
+        if moved <= 1e-12 * scale:
+            break
+        if sweep % 5 == 4:
+            exact = _settled(hessian, gradient, weights, thresholds, d)
+            if exact is not None:
+                return exact
+    return d
+
+
+def _settled(hessian: Array, gradient: Array, weights: Array, thresholds: Array, d: Array) -> Array | None:
+    """Solve for the weights that are not zero, with their signs as they are; None if they do not hold."""
+    whole = weights + d
+    free = (whole != 0) | (thresholds == 0)
+    signs = np.sign(whole)
+    exact = -weights.copy()
+    right = -(gradient + thresholds * signs + hessian[:, ~free] @ exact[~free])
+    exact[free] = _solved(hessian[np.ix_(free, free)], right[free])
+    if (np.sign(weights + exact)[free & (thresholds > 0)] != signs[free & (thresholds > 0)]).any():
+        return None
+    slope = gradient + hessian @ exact
+    excess = np.abs(slope[~free]) - thresholds[~free]
+    return exact if excess.max(initial=-1.0) <= 1e-12 * max(largest(gradient), 1e-300) else None
+
+
+def _solved(matrix: Array, right: Array) -> Array:
+    """Solve a symmetric system; one that is not positive definite is made so by the least of a few shifts."""
+    if not len(right):
+        return right
+    size = max(float(np.trace(matrix)) / len(right), 1e-300)
+    for shift in (0.0, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0):
+        try:
+            factor = cho_factor(matrix + shift * size * np.eye(len(right)), lower=True)
+        except LinAlgError:
+            continue
+        found: Array = cho_solve(factor, right)
+        if np.isfinite(found).all():
+            return found
+    return right / size
