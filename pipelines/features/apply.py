@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from pipelines.data.hashing import hash_values, seed_word
 from pipelines.features.columns import (
+    BLOCK,
     Columns,
     category_codes,
     category_type,
@@ -22,9 +23,6 @@ from pipelines.features.columns import (
 )
 from pipelines.features.dates import cycle
 from pipelines.features.steps import Bins, Category, Cyclic, Dictionaries, Hashed, Layout, Missing, Number
-
-BLOCK = 8192
-"""Rows at once: 32 KiB of float32 for reading and for writing stay in the first-level cache."""
 
 
 class Applied(Protocol):
@@ -53,30 +51,42 @@ class AppliedNumber:
         tiny, largest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
         fits = abs(step.center) < largest and tiny <= abs(self._scale) <= largest
         self._single = step.input.part is None and is_single(type_) and fits
+        # No integer, scaled, can pass float32's range: then there is nothing to look for.
+        self._whole_numbers_fit = abs(self._scale) * (2.0**64 + abs(step.center)) < largest
         self._fill = np.float32(np.nan) if step.fill is None else np.float32((step.fill - step.center) * self._scale)
 
     def write(self, columns: Columns, out: np.ndarray) -> None:
         """Write the scaled numbers."""
         values, column = columns.numbers(self._input), out[:, 0]
-        space, flags = np.empty(BLOCK), np.empty(BLOCK, bool)
+        finite = values.dtype.kind != "f" and self._whole_numbers_fit
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(values), BLOCK):
                 block, target = values[start : start + BLOCK], column[start : start + BLOCK]
-                self._scaled(block, target, space[: len(block)])
-                there = np.isfinite(target, out=flags[: len(block)])
-                if not there.all():
+                self._scaled(block, target, columns)
+                if finite:
+                    continue
+                there = np.isfinite(target, out=columns.flags[: len(block)])
+                if np.count_nonzero(there) < len(block):
                     target[~there] = self._fill
 
-    def _scaled(self, block: np.ndarray, target: np.ndarray, space: np.ndarray) -> None:
+    def _scaled(self, block: np.ndarray, target: np.ndarray, columns: Columns) -> None:
         if self._plain:
             np.copyto(target, block, casting="same_kind")
         elif self._single:
-            np.subtract(block, self._high, out=target, dtype=np.float32, casting="same_kind")
+            if block.dtype == np.float32:
+                np.subtract(block, self._high, out=target)
+            else:
+                np.copyto(target, block, casting="same_kind")
+                np.subtract(target, self._high, out=target)
             np.subtract(target, self._low, out=target)
             np.multiply(target, self._single_scale, out=target)
         else:
-            np.subtract(block, self._center, out=space, dtype=np.float64)
-            np.multiply(space, self._scale, out=target, casting="same_kind")
+            # One operation at a time: a cast inside an operation goes through NumPy's buffers at a third of the speed.
+            space = columns.space[: len(block)]
+            np.copyto(space, block)
+            np.subtract(space, self._center, out=space)
+            np.multiply(space, self._scale, out=space)
+            np.copyto(target, space, casting="same_kind")
 
 
 class AppliedCyclic:

@@ -132,8 +132,14 @@ class FeatureConfig(Config):
         return self
 
 
+def _given(feature: FeatureConfig) -> set[str]:
+    """Fields that are not as they are by default: a config that was written out whole reads back as it was."""
+    plain = FeatureConfig.model_construct(columns=feature.columns)
+    return {name for name in FeatureConfig.model_fields if getattr(feature, name) != getattr(plain, name)} | {"columns"}
+
+
 def _impossible(feature: FeatureConfig) -> Iterator[str]:
-    given = feature.model_fields_set
+    given = _given(feature)
     if feature.transform is not None:
         own = {"columns", "transform", "params", "fit", "sample_rows", "seed", "infinities"}
         if extra := sorted(given - own):
@@ -155,7 +161,7 @@ def _impossible(feature: FeatureConfig) -> Iterator[str]:
 
 
 def _impossible_encoding(feature: FeatureConfig) -> Iterator[str]:
-    given, encode = feature.model_fields_set, feature.encode
+    given, encode = _given(feature), feature.encode
     scaled = feature.scale not in (None, "none")
     cyclic = [part for part in feature.dates or () if part.endswith("_cyclic")]
     if encode is not None and scaled:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import settings
 
 from pipelines.codec import schema_to_text
 from pipelines.data.rows import RowIds
@@ -18,6 +19,10 @@ from pipelines.data.shards import FileRef, Shard, Slice
 from pipelines.data.source import Source
 from pipelines.data.split import SplitPlan
 from pipelines.features import FeatureConfig, Fitted, LabelConfig, fit_features
+
+# How long an example takes says nothing on a machine that others use too.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 EVERY_ROW_TRAINS = SplitPlan("hash", None, 0.0, 0.0, 0)
 
@@ -70,13 +75,12 @@ class Made:
         return Shard(index, tuple(slices), int(end - begin), int(end - begin))
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Made]:
+@pytest.fixture(scope="session")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
     """Write a table as a dataset: ``make(table, files=2, row_group_rows=100)``."""
 
     def write(table: pa.Table, files: int = 2, row_group_rows: int = 100) -> Made:
-        root = tmp_path / f"dataset{len(list(tmp_path.iterdir()))}"
-        root.mkdir()
+        root = tmp_path_factory.mktemp("dataset")
         cuts = np.linspace(0, table.num_rows, files + 1).astype(int)
         refs = []
         for number in range(files):
@@ -90,7 +94,7 @@ def make(tmp_path: Path) -> Callable[..., Made]:
     return write
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fit(make: Callable[..., Made]) -> Callable[..., Fitted]:
     """Fit on a table of which every row trains; a label ``y`` is added: ``fit(table, {...}, {...})``."""
 
@@ -103,13 +107,3 @@ def fit(make: Callable[..., Made]) -> Callable[..., Fitted]:
         )
 
     return run
-
-
-def rows_of(table: pa.Table, batch_rows: Sequence[int]) -> list[pa.RecordBatch]:
-    """Cut a table into batches of the given sizes, over and over."""
-    batches, start, turn = [], 0, 0
-    while start < table.num_rows:
-        batches += table.slice(start, batch_rows[turn % len(batch_rows)]).combine_chunks().to_batches()
-        start += batch_rows[turn % len(batch_rows)]
-        turn += 1
-    return batches
