@@ -142,18 +142,23 @@ class OpenFile:
 
     def _open_parquet(self, dictionaries: Sequence[str]) -> pq.ParquetFile:
         key = (self.url, self._file.size, self._file.etag)
-        footer, self._leaves = _footers.get(key) or (None, {})
-        reader = pq.ParquetFile(
+        known = _footers.get(key)
+        if known is None:
+            footer = pq.read_metadata(self._handle)
+            known = footer, _leaves(footer.schema)
+            _footers.put(key, known)
+        footer, self._leaves = known
+        encoded = [name for name in dictionaries if self._is_bytes(footer, name)]
+        return pq.ParquetFile(
             self._handle,
             metadata=footer,
-            read_dictionary=list(dictionaries) or None,
+            read_dictionary=encoded or None,
             buffer_size=BUFFER_BYTES,
             pre_buffer=False,
         )
-        if footer is None:
-            self._leaves = _leaves(reader.metadata.schema)
-            _footers.put(key, (reader.metadata, self._leaves))
-        return reader
+
+    def _is_bytes(self, footer: pq.FileMetaData, column: str) -> bool:
+        return any(footer.schema.column(leaf).physical_type == "BYTE_ARRAY" for leaf in self._leaves.get(column, ()))
 
 
 def _leaves(schema: pq.ParquetSchema) -> dict[str, tuple[int, ...]]:

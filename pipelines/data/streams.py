@@ -48,7 +48,9 @@ def cost(footer: pq.FileMetaData, row_group: int, leaves: Mapping[str, Sequence[
             chunk = group.column(number)
             size += chunk.total_uncompressed_size
             page = min(_PAGE_BYTES, chunk.total_uncompressed_size * min(1.0, _PAGE_ROWS / rows))
-            stream += int(page) + min(BUFFER_BYTES, chunk.total_compressed_size)
+            stream += 2 * int(page) + min(BUFFER_BYTES, chunk.total_compressed_size)
+            if chunk.has_dictionary_page:  # as it is stored, and decoded
+                stream += 2 * min(_PAGE_BYTES, chunk.total_uncompressed_size)
         width = _width(schema.field(name).type)
         row += width + 0.125 if width is not None else 8 + _NESTED_OR_TEXT * size / rows
     return Cost(group.num_rows, stream, row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,12 +24,13 @@ def write(tmp_path: Path) -> Write:
         *,
         folder: str = "data",
         row_group_size: int = 100,
-        **open_options: object,
+        use_dictionary: bool = True,
+        **options: Any,
     ) -> Dataset:
         root = tmp_path / folder
         for name, table in ({"part.parquet": tables} if isinstance(tables, pa.Table) else tables).items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(table, root / name, row_group_size=row_group_size)
-        return open_dataset(str(root), **open_options)
+            pq.write_table(table, root / name, row_group_size=row_group_size, use_dictionary=use_dictionary)
+        return open_dataset(str(root), **options)
 
     return make
