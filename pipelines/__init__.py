@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pipelines.evaluation import EvaluateConfig
     from pipelines.features import FeatureConfig, LabelConfig
     from pipelines.model import Model
-    from pipelines.registry import PublishConfig, Registry, load_model
-    from pipelines.run import Pipeline, RunHandle, RunRecord, StageContext, attach, list_runs
+    from pipelines.registry import PublishConfig, Registry
+    from pipelines.run import Pipeline, RunHandle, RunRecord, StageContext, attach, list_runs, load_model
     from pipelines.serving.batch import predict_dataset
     from pipelines.spec import PipelineSpec, StageConfig, load_spec
     from pipelines.training import TrainConfig
@@ -52,7 +52,7 @@ _HOMES = {
     "TrainConfig": "pipelines.training",
     "attach": "pipelines.run",
     "list_runs": "pipelines.run",
-    "load_model": "pipelines.registry",
+    "load_model": "pipelines.run",
     "load_spec": "pipelines.spec",
     "open_dataset": "pipelines.data.dataset",
     "predict_dataset": "pipelines.serving.batch",

@@ -23,8 +23,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 
 
 def console() -> Console:
-    """A console on standard output; plain text when that is no terminal."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    """A console on standard output; wide plain text when that is no terminal, so that nothing is wrapped."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 220)
 
 
 def say(text: str = "") -> None:

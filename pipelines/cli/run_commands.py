@@ -11,6 +11,7 @@ from pipelines.cli.follow import follow
 from pipelines.cli.output import cell, duration, guarded, json_option, moment, say, show_json, show_table
 from pipelines.cli.plan_view import show_plan
 from pipelines.codec import to_plain
+from pipelines.data.split import PARTS
 from pipelines.run import Pipeline, RunHandle, RunRecord, attach, list_runs
 
 runs_option = click.option("--runs", metavar="URL", help="The runs' store; default: as the settings say.")
@@ -189,7 +190,7 @@ def show(run_id: str, logs: bool, runs: str | None, as_json: bool) -> None:
 
 def show_metrics(record: RunRecord) -> None:
     """Print a run's metrics, a column per part of the split."""
-    parts = list(record.metrics)
+    parts = sorted(record.metrics, key=PARTS.index)
     names = list(dict.fromkeys(name for part in parts for name in record.metrics[part]))
     if names:
         say()

@@ -4,6 +4,7 @@ from pipelines.run.context import StageContext
 from pipelines.run.handle import RunHandle, attach
 from pipelines.run.journal import Event
 from pipelines.run.listing import list_runs
+from pipelines.run.models import load_model, open_registry
 from pipelines.run.pipeline import Pipeline
 from pipelines.run.record import RunRecord, StageRecord, fold
 
@@ -17,4 +18,6 @@ __all__ = [
     "attach",
     "fold",
     "list_runs",
+    "load_model",
+    "open_registry",
 ]

@@ -15,6 +15,7 @@ from pipelines.data.split import SplitPlan
 from pipelines.data.splitting import fit_split
 from pipelines.errors import DataError, SpecError
 from pipelines.evaluation import Evaluation, EvaluationData, ModelRef, check_metrics, evaluate, tune
+from pipelines.evaluation.catalogue import USUAL
 from pipelines.features import FeaturePlan, Fitted, LabelConfig, Target, fit_features
 from pipelines.model import Model, load_model, save_model
 from pipelines.plan import Compiled
@@ -211,7 +212,7 @@ def run_evaluate(work: Work) -> tuple[dict[str, bytes], dict[str, Any]]:
     parts = tuple(
         part for part, share in (("validation", spec.split.validation), ("test", spec.split.test)) if share > 0
     )
-    metric = spec.publish.metric if spec.publish else None
+    metric = promotion_metric(work)
     evaluation = evaluate(
         ModelRef(work.cache.store.url, f"{work.cache.folder(key)}/model", digest),
         data,
@@ -230,6 +231,14 @@ def _save(work: Work, stage: str, model: Model) -> str:
     """Put a stage's model beside its result; the digest is in the summary, which is committed after it."""
     key = work.compiled.plan.by_name[stage].stage_key
     return save_model(model, open_store(work.cache.store.url), f"{work.cache.folder(key)}/model")
+
+
+def promotion_metric(work: Work) -> str | None:
+    """What a promotion compares: as the spec says, or the first metric that is measured."""
+    spec = work.compiled.spec
+    if spec.publish is None:
+        return None
+    return spec.publish.metric or (*spec.evaluate.metrics, *USUAL[work.fitted().target.kind])[0]
 
 
 def metrics_of(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
