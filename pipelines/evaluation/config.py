@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import pyarrow as pa
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from pipelines.config import Config
@@ -148,7 +148,7 @@ class EvaluateConfig(Config):
 
 def check_metrics(config: EvaluateConfig, kind: Kind, *, path: str = "evaluate") -> list[Fault]:
     """Find what in a config does not fit a label of `kind`; to be called as soon as the kind is known."""
-    named = [(f"{path}.metrics.{i}", name) for i, name in enumerate(config.metrics)]
+    named = [(f"{path}.metrics[{i}]", name) for i, name in enumerate(config.metrics)]
     named += [(f"{path}.require.{name}", name) for name in config.require]
     faults = [
         Fault(where, f"{name} is not for a {kind} label", f"Use some of {', '.join(names_for(kind))}.")
@@ -162,16 +162,14 @@ def check_metrics(config: EvaluateConfig, kind: Kind, *, path: str = "evaluate")
     return faults
 
 
-def check_segments(config: EvaluateConfig, schema: pa.Schema, *, path: str = "evaluate") -> list[Fault]:
-    """Find segment columns that the data do not have, that are nested, or that stand twice."""
+def check_segments(config: EvaluateConfig, columns: Sequence[str], *, path: str = "evaluate") -> list[Fault]:
+    """Find segment columns that the data do not have, or that stand twice."""
     faults = []
     for i, name in enumerate(config.segments):
-        where = f"{path}.segments.{i}"
-        if name not in schema.names:
-            error = NotFoundError.among("column", name, schema.names)
+        where = f"{path}.segments[{i}]"
+        if name not in columns:
+            error = NotFoundError.among("column", name, columns)
             faults.append(Fault(where, error.what, error.remedy))
-        elif pa.types.is_nested(schema.field(name).type):
-            faults.append(Fault(where, f"the column {name!r} is nested", "Derive a plain column from it."))
         elif name in config.segments[:i]:
             faults.append(Fault(where, f"the column {name!r} stands there twice", "Leave one out."))
     return faults

@@ -14,7 +14,15 @@ from pipelines.evaluation.baseline import baseline
 from pipelines.evaluation.catalogue import USUAL, metric
 from pipelines.evaluation.config import EvaluateConfig, check_metrics
 from pipelines.evaluation.external import ordered_streams
-from pipelines.evaluation.measure import Tally, calibration_curve, confusion, intervals, measure
+from pipelines.evaluation.measure import (
+    MAX_RANKED_CLASSES,
+    Tally,
+    calibration_curve,
+    confusion,
+    intervals,
+    measure,
+    terms_for,
+)
 from pipelines.evaluation.ranks import Ranks, rank
 from pipelines.evaluation.request import EvaluationData, ModelRef, ScoringJob
 from pipelines.evaluation.result import Evaluation, Part, PartEvaluation, Scalar, Segment, SegmentColumn
@@ -87,11 +95,12 @@ def evaluate(
         classes=len(data.target.classes),
         threshold=0.5 if bundle.threshold is None else bundle.threshold,
         constant=data.target.mean or 0.0,
+        segment_terms=terms_for(names),
     )
     job = ScoringJob(
         model, data.source, data.split, data.target, data.sample_weight, tuple(parts), question, config.segments
     )
-    ranked = any(metric(name).need == "ranks" for name in names)
+    ranked = any(metric(name).need == "ranks" for name in names) and question.classes <= MAX_RANKED_CLASSES
     with scratch_folder(scratch_url) if ranked else nullcontext() as folder:
         job = replace(job, spill_url=None if folder is None else folder.url)
         scores, runs = score(job, data, client=client, on_done=on_done, deadline_s=deadline_s)
@@ -118,12 +127,18 @@ def score(
     """Score all shards, and merge what the tasks found in the order of the shards."""
     merged = {part: PartScores() for part in job.parts}
     runs: list[Run] = []
+    streams: dict[Stream, Stream] = {}
     shards = data.shards.shards
     for _, found in map_shards(client, score_shard, shards, job, deadline_s=deadline_s, on_done=on_done):
         for part, scores in found.parts.items():
             merged[part].merge(scores)
-        runs.extend(found.runs)
+        runs.extend(_with_common(streams, run) for run in found.runs)
     return merged, runs
+
+
+def _with_common(streams: dict[Stream, Stream], run: Run) -> Run:
+    # One object for each stream, however many runs have it: there are shards × segments sections.
+    return Run(run.path, tuple(replace(s, stream=streams.setdefault(s.stream, s.stream)) for s in run.sections))
 
 
 def _names(config: EvaluateConfig, data: EvaluationData, also: Iterable[str]) -> tuple[str, ...]:

@@ -17,6 +17,10 @@ Value = float | str
 """A metric's value, or the reason why it is undefined."""
 
 
+MAX_RANKED_CLASSES = 100
+"""Each class is ranked against the rest, so the work goes with their number times the rows."""
+
+
 @dataclass(frozen=True)
 class Tally:
     """The sums of some rows and, where they were asked for, the ranks of their scores (one per class if several)."""
@@ -37,6 +41,12 @@ def measure(tally: Tally, names: Sequence[str]) -> Measures:
         metrics={name: value if isinstance(value, float) else None for name, value in found.items()},
         undefined={name: value for name, value in found.items() if isinstance(value, str)},
     )
+
+
+def terms_for(names: Sequence[str]) -> frozenset[str]:
+    """Name the terms that some metrics are made of."""
+    terms = [_TERMS[name] if metric(name).alpha is None else ("absolute", "difference") for name in names]
+    return frozenset({"weight"}.union(*terms))
 
 
 def class_weights(tally: Tally) -> list[int]:
@@ -105,6 +115,8 @@ def scatter(sums: Sums) -> tuple[int, int]:
 
 
 def _auc(tally: Tally) -> Value:
+    if len(tally.classes) > MAX_RANKED_CLASSES:
+        return f"only models of up to {MAX_RANKED_CLASSES} classes are ranked"
     aucs = [ranks.auc() for ranks in tally.ranks]
     missing = [str(tally.classes[k]) for k, auc in enumerate(aucs) if auc is None]
     if tally.kind == "binary":
@@ -170,6 +182,24 @@ def _macro(above: Sequence[int], below: Sequence[int], truth: Sequence[int], sai
     shares = [ratio(a, b) if b else 0.0 for a, b, t, s in zip(above, below, truth, said, strict=True) if t or s]
     return math.fsum(shares) / len(shares)
 
+
+_MARGINS = ("confusion", "truth", "decided", "right")
+_TERMS: dict[str, tuple[str, ...]] = {
+    "auc": (),
+    "average_precision": (),
+    "log_loss": ("log_loss",),
+    "brier": ("brier",),
+    "ece": ("bin_weight", "bin_score"),
+    "accuracy": ("hit",),
+    "balanced_accuracy": _MARGINS,
+    "precision": _MARGINS,
+    "recall": _MARGINS,
+    "f1": _MARGINS,
+    "rmse": ("squared",),
+    "mse": ("squared",),
+    "mae": ("absolute",),
+    "r2": ("squared", "y", "y_error", "yy", "yy_error", "yy_error2"),
+}
 
 _METRICS: dict[str, Callable[[Tally], Value]] = {
     "auc": _auc,

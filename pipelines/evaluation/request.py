@@ -53,5 +53,8 @@ class ScoringJob:
     segments: tuple[str, ...] = ()
     spill_url: str | None = None
     """A scratch folder for ordered scores; None where no metric needs them."""
-    block_rows: int = 1 << 18
-    """Scores held per part before they are summed and spilled: some 150 bytes each meanwhile."""
+
+    @property
+    def block_rows(self) -> int:
+        """Rows held per part before they are summed and spilled: some 150 bytes each meanwhile, and their scores."""
+        return max(1 << 12, min(1 << 18, (1 << 21) // max(self.question.classes, 1)))

@@ -119,7 +119,7 @@ def _scored(shard: Shard, job: ScoringJob, model: Model) -> Iterator[tuple[Part,
     reads = read_batches(
         job.source, [shard], list(dict.fromkeys(columns)), split=job.split, part=only, row_ids=True
     )  # fmt: skip
-    with closing(reads):  # type: ignore[type-var]  # it is a generator
+    with closing(reads):
         for read in reads:
             hashes = _row_hashes(read)
             for part in job.parts:
@@ -158,22 +158,22 @@ class _Block:
     def __init__(self, part: Part, job: ScoringJob, writer: RunWriter | None) -> None:
         self.scores, self.runs = PartScores(), list[Run]()
         self._part, self._job, self._writer = part, job, writer
-        self._held, self._scores_held = list[_Scored](), 0
+        self._held, self._rows_held = list[_Scored](), 0
 
     def add(self, scored: _Scored) -> None:
         """Add rows."""
         self.scores.unlabelled += scored.unlabelled
         if len(scored.y):
             self._held.append(scored)
-            self._scores_held += scored.scores.size
-        if self._scores_held >= self._job.block_rows:
+            self._rows_held += len(scored.y)
+        if self._rows_held >= self._job.block_rows:
             self.flush()
 
     def flush(self) -> None:
         """Sum and spill the rows that are held."""
         if not self._held:
             return
-        held, self._held, self._scores_held = self._held, [], 0
+        held, self._held, self._rows_held = self._held, [], 0
         rows = Rows(
             y=np.concatenate([each.y for each in held]),
             scores=np.concatenate([each.scores for each in held]),

@@ -49,7 +49,7 @@ class Stream(NamedTuple):
         return self.part, self.column, json.dumps(self.value), self.output
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Section:
     """Where the records of a stream lie in a file; `layout` names the types of key and weights."""
 

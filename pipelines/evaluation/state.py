@@ -14,7 +14,7 @@ from pipelines.evaluation.terms import Question, Rows, Term, terms_of
 Sums = dict[str, list[int]]
 """Exact sums by term: one for each of the term's cells (see `sums`)."""
 
-MAX_VALUES = 2000
+MAX_VALUES = 1000
 """A segment column with more values than this is not broken down: its states would not fit."""
 
 
@@ -65,11 +65,11 @@ class State:
         if not len(rows):
             return
         self.rows += len(rows)
-        self.sums = merged(self.sums, {term.name: term.sums(None, 1)[0] for term in terms_of(question, rows)})
-        if segments:
-            terms = terms_of(question, rows, spread=False)
+        terms = terms_of(question, rows)
+        self.sums = merged(self.sums, {term.name: term.sums(None, 1)[0] for term in terms})
+        asked = [term for term in terms if term.name in question.segment_terms]
         for column, (codes, values) in segments.items():
-            self.segments.setdefault(column, SegmentState()).update(terms, codes, values)
+            self.segments.setdefault(column, SegmentState()).update(asked, codes, values)
 
     def merge(self, other: State) -> None:
         """Add another state to this one."""

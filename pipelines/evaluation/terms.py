@@ -39,13 +39,15 @@ class Rows:
 class Question:
     """What is asked of the rows: the label's kind, its number of classes, the threshold, a constant to compare with.
 
-    `constant` is the prediction that a regression's baseline makes (the mean label of the training rows).
+    `constant` is the prediction that a regression's baseline makes (the mean label of the training rows);
+    `segment_terms` are the names of the terms that are summed for segments.
     """
 
     kind: Kind
     classes: int = 0
     threshold: float = 0.5
     constant: float = 0.0
+    segment_terms: frozenset[str] = frozenset({"weight"})
 
 
 @dataclass(frozen=True)
@@ -68,17 +70,8 @@ class Term:
         return [sums[i : i + self.n_cells] for i in range(0, len(sums), self.n_cells)]
 
 
-def terms_of(question: Question, rows: Rows, *, spread: bool = True) -> list[Term]:
-    """Work out the terms of some rows.
-
-    Parameters
-    ----------
-    question : Question
-    rows : Rows
-        All finite, weights positive.
-    spread : bool
-        Whether to add what intervals need (squared losses).
-    """
+def terms_of(question: Question, rows: Rows) -> list[Term]:
+    """Work out the terms of some rows: all finite, weights positive."""
     if question.kind == "regression":
         losses, terms = _regression(question, rows)
     elif question.kind == "binary":
@@ -86,7 +79,7 @@ def terms_of(question: Question, rows: Rows, *, spread: bool = True) -> list[Ter
     else:
         losses, terms = _multiclass(question, rows)
     weighted = [Term(name, _times(rows.weight, loss)) for name, loss in losses.items()]
-    return [*terms, *weighted, *(_spread(losses, rows) if spread else [])]
+    return [*terms, *weighted, *_spread(losses, rows)]
 
 
 def predicted_classes(question: Question, scores: Floats) -> Codes:
