@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -281,27 +282,26 @@ def load_dataset(store: ObjectStore, key: str) -> Dataset:
     return load(store, key)
 
 
-def subset(dataset: Dataset, files: pa.Array, row_groups: pa.Array) -> Dataset:
-    """Keep some files and row groups of a dataset, by boolean masks; files without row groups go too.
+def subset(dataset: Dataset, kept: np.ndarray) -> Dataset:
+    """Keep some row groups of a dataset; files without any go too, and files are numbered anew.
 
     Parameters
     ----------
-    files : BooleanArray, one per file
-    row_groups : BooleanArray, one per row group
+    kept : ndarray of bool, one per row group
     """
-    kept = dataset.row_groups.filter(row_groups)
-    used = pc.is_in(pa.array(range(dataset.files.num_rows), pa.int32()), value_set=pc.unique(kept["file"]))
-    files = pc.and_(files, used)
-    places = pc.subtract(pc.cumulative_sum(pc.cast(files, pa.int32())), 1)
-    kept = kept.filter(pc.take(files, kept["file"]))
-    kept = kept.set_column(0, kept.schema.field("file"), places.take(kept["file"]))
-    left = dataset.files.filter(files)
+    file = dataset.row_groups["file"].to_numpy()[kept]
+    used = np.zeros(dataset.files.num_rows, bool)
+    used[file] = True
+    places = np.cumsum(used, dtype=np.int32) - 1
+    row_groups = dataset.row_groups.filter(pa.array(kept))
+    row_groups = row_groups.set_column(0, row_groups.schema.field("file"), pa.array(places[file], pa.int32()))
+    files = dataset.files.filter(pa.array(used))
     return replace(
         dataset,
-        files=left,
-        row_groups=kept,
-        content_digest=assembling.content_digest(left, kept),
-        location_digest=assembling.location_digest(left),
+        files=files,
+        row_groups=row_groups,
+        content_digest=assembling.content_digest(files, row_groups),
+        location_digest=assembling.location_digest(files),
         opened=replace(dataset.opened, subset=True),
     )
 
