@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.data.objectfile import ObjectFile
 from pipelines.data.shards import FileRef
-from pipelines.errors import DataError, DatasetChangedError, MutiraoError
-from pipelines.storage import Location, open_filesystem
+from pipelines.errors import DataError, DatasetChangedError, MutiraoError, ObjectChangedError, ObjectNotFoundError
+from pipelines.storage import Location, open_filesystem, open_store
 from pipelines.storage.faults import as_storage_error
 
-_PLAN_AGAIN = "Plan again."
 BUFFER_BYTES = 256 << 10
-"""What is read of a column chunk at a time."""
+"""What is read of a column chunk at a time, where it is not fetched as a whole."""
+
+_PLAN_AGAIN = "Plan again."
 _FOOTERS_BYTES = 32 << 20
-_DECODING = (
+_DECODING = [
     "stream",
     "thrift",
     "corrupt",
@@ -33,7 +34,7 @@ _DECODING = (
     "unexpected",
     "snappy",
     "zstd",
-)
+]
 
 
 class Files:
@@ -57,19 +58,29 @@ class Files:
             It is gone or another one.
         DataError
             It is no readable Parquet file.
+        StorageError
+            The store can't be read.
         """
         return OpenFile(self._location, file, dictionaries)
 
 
 class OpenFile:
-    """A Parquet file that was checked when it was opened, and can be checked again."""
+    """A Parquet file that was checked when it was opened, and can be checked again.
+
+    Where the store has ETags every single read is conditional on it; elsewhere size and modification time are compared.
+    """
 
     def __init__(self, location: Location, file: FileRef, dictionaries: Sequence[str]) -> None:
         self._location, self._file = location, file
         self._path = f"{location.path}/{file.path}"
         self.url = f"{location.url}/{file.path}"
+        self._object: ObjectFile | None = None
         with self.explained("open"):
-            self._handle = location.filesystem.open_input_file(self._path)
+            if file.etag.startswith("mtime:"):
+                self._handle = location.filesystem.open_input_file(self._path)
+            else:
+                self._object = ObjectFile(open_store(location.url), file.path, file.size, file.etag)
+                self._handle = pa.PythonFile(self._object, mode="r")
             try:
                 self.check()
                 self.reader = self._open_parquet(dictionaries)
@@ -80,18 +91,30 @@ class OpenFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the file."""
         self._handle.close()
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether reading small pieces costs a request each: `fetch` them."""
+        return self._object is not None
+
     def leaves(self, columns: Iterable[str]) -> dict[str, tuple[int, ...]]:
         """Of those `columns` that the file has, the numbers of their column chunks (several where nested)."""
         return {name: self._leaves[name] for name in columns if name in self._leaves}
+
+    def fetch(self, row_group: int, leaves: Mapping[str, Sequence[int]]) -> None:
+        """Get the column chunks of a row group at once, where the file is remote; they are held until it is closed."""
+        if self._object is None:
+            return
+        group = self.reader.metadata.row_group(row_group)
+        chunks = [group.column(number) for numbers in leaves.values() for number in numbers]
+        with self.explained("read", row_group):
+            self._object.fetch(_span(chunk) for chunk in chunks)
 
     def check(self) -> None:
         """Compare with what was planned; cheap, and to be done after reading too: files may be written over.
@@ -100,43 +123,53 @@ class OpenFile:
         ------
         DatasetChangedError
         """
+        if self._object is not None:
+            return
         info = self._location.filesystem.get_file_info(self._path)
         if info.type.name == "NotFound":
-            raise DatasetChangedError("the file is gone since the dataset was opened", on=self.url, remedy=_PLAN_AGAIN)
-        found = f"mtime:{info.mtime_ns}" if self._file.etag.startswith("mtime:") else self._file.etag
-        if (info.size, found) != (self._file.size, self._file.etag):
-            raise DatasetChangedError(
-                "the file is another one since the dataset was opened",
-                on=self.url,
-                expected=f"{self._file.size} bytes, {self._file.etag}",
-                found=f"{info.size} bytes, {found}",
-                remedy=_PLAN_AGAIN,
-            )
+            raise self._gone()
+        self._compare(info.size, f"mtime:{info.mtime_ns}")
 
     @contextmanager
     def explained(self, doing: str, row_group: int | None = None) -> Iterator[None]:
         """Turn what Arrow and the store raise inside the block into errors that name the file and the cause."""
         try:
             yield
+        except (FileNotFoundError, ObjectNotFoundError) as error:
+            raise self._gone() from error
+        except ObjectChangedError as error:
+            raise self._changed(error.found) from error
         except MutiraoError:
             raise
-        except FileNotFoundError as error:
-            raise DatasetChangedError(
-                "the file is gone since the dataset was opened", on=self.url, remedy=_PLAN_AGAIN
-            ) from error
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._explain(error, doing, row_group) from error
 
+    def _gone(self) -> DatasetChangedError:
+        return DatasetChangedError("the file is gone since the dataset was opened", on=self.url, remedy=_PLAN_AGAIN)
+
+    def _changed(self, found: str) -> DatasetChangedError:
+        return DatasetChangedError(
+            "the file is another one since the dataset was opened",
+            on=self.url,
+            expected=f"{self._file.size} bytes, {self._file.etag}",
+            found=found,
+            remedy=_PLAN_AGAIN,
+        )
+
+    def _compare(self, size: int, etag: str) -> None:
+        if (size, etag) != (self._file.size, self._file.etag):
+            raise self._changed(f"{size} bytes, {etag}")
+
     def _explain(self, error: Exception, doing: str, row_group: int | None) -> MutiraoError:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if isinstance(error, OSError) and (error.errno or not any(word in text.lower() for word in _DECODING)):
+        if isinstance(error, OSError) and (error.errno or not _DECODING.search(text)):
             return as_storage_error(error, self.url, doing)
         try:
             self.check()
         except MutiraoError as changed:
             return changed
         except OSError:
-            pass
+            pass  # the first error says more
         what = "the file can't be read as Parquet" if row_group is None else f"row group {row_group} can't be decoded"
         return DataError(what, on=self.url, found=text, remedy="The file is damaged: write it again, or leave it out.")
 
@@ -159,6 +192,14 @@ class OpenFile:
 
     def _is_bytes(self, footer: pq.FileMetaData, column: str) -> bool:
         return any(footer.schema.column(leaf).physical_type == "BYTE_ARRAY" for leaf in self._leaves.get(column, ()))
+
+
+def _span(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Where a column chunk lies in its file."""
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < start:
+        start = chunk.dictionary_page_offset
+    return start, start + chunk.total_compressed_size
 
 
 def _leaves(schema: pq.ParquetSchema) -> dict[str, tuple[int, ...]]:

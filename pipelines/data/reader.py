@@ -197,6 +197,8 @@ class _Reading:
                 file.close()
             else:
                 leaves = file.leaves(self._projection.stored)
+                if found.fetch:
+                    file.fetch(unit[0].slice.row_group, leaves)
                 stream = RowGroupStream(file, unit[0].slice.row_group, list(leaves), rows, self.side_by_side)
             stack.callback(stream.close)
             for piece in unit:
@@ -254,8 +256,7 @@ class _Reading:
 
     def _cost(self, file: OpenFile, unit: _Unit) -> Cost:
         with file.explained("read the footer of"):
-            leaves = file.leaves(self._projection.stored)
-            return cost(file.reader.metadata, unit[0].slice.row_group, leaves, self._projection.stored_schema)
+            return cost(file, unit[0].slice.row_group, self._projection.stored_schema, self._cap // 2)
 
     def _rows_at_once(self, found: Cost) -> int:
         return max(1, min(self._batch_rows, int(self._cap / (_BATCHES_AHEAD * max(found.row_bytes, 1.0)))))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipelines.data.opening import BUFFER_BYTES, OpenFile
 from pipelines.errors import DatasetChangedError
@@ -21,39 +20,46 @@ _NESTED_OR_TEXT = 3.0  # decoded bytes per uncompressed byte of dictionary-encod
 
 @dataclass(frozen=True)
 class Cost:
-    """What decoding a row group of `rows` holds: `stream_bytes` for pages and buffers, `row_bytes` for each row."""
+    """What decoding a row group of `rows` holds: `stream_bytes` for pages and buffers, `row_bytes` for each row.
+
+    `fetch` says whether its column chunks are fetched at once, rather than buffer by buffer.
+    """
 
     rows: int
     stream_bytes: int
     row_bytes: float
+    fetch: bool
 
 
-def cost(footer: pq.FileMetaData, row_group: int, leaves: Mapping[str, Sequence[int]], schema: pa.Schema) -> Cost:
+def cost(file: OpenFile, row_group: int, schema: pa.Schema, fetch_bytes: int) -> Cost:
     """Estimate what decoding some columns of a row group holds.
 
     Parameters
     ----------
-    footer : FileMetaData
+    file : OpenFile
     row_group : int
-    leaves : mapping of str to sequence of int
-        The column chunks of each column.
     schema : Schema
-        What the columns become.
+        The columns, and what they become.
+    fetch_bytes : int
+        Remote column chunks are fetched at once when they have no more than that.
     """
-    group = footer.row_group(row_group)
-    rows, stream, row = max(group.num_rows, 1), 0, 0.0
-    for name, numbers in leaves.items():
+    group = file.reader.metadata.row_group(row_group)
+    rows, pages, buffers, chunks, row = max(group.num_rows, 1), 0, 0, 0, 0.0
+    for name, numbers in file.leaves(schema.names).items():
         size = 0
         for number in numbers:
             chunk = group.column(number)
             size += chunk.total_uncompressed_size
             page = min(_PAGE_BYTES, chunk.total_uncompressed_size * min(1.0, _PAGE_ROWS / rows))
-            stream += 2 * int(page) + min(BUFFER_BYTES, chunk.total_compressed_size)
+            pages += 2 * int(page)
             if chunk.has_dictionary_page:  # as it is stored, and decoded
-                stream += 2 * min(_PAGE_BYTES, chunk.total_uncompressed_size)
+                pages += 2 * min(_PAGE_BYTES, chunk.total_uncompressed_size)
+            buffers += min(BUFFER_BYTES, chunk.total_compressed_size)
+            chunks += chunk.total_compressed_size
         width = _width(schema.field(name).type)
         row += width + 0.125 if width is not None else 8 + _NESTED_OR_TEXT * size / rows
-    return Cost(group.num_rows, stream, row)
+    fetch = file.is_remote and chunks <= fetch_bytes
+    return Cost(group.num_rows, pages + (chunks if fetch else buffers), row, fetch)
 
 
 class RowGroupStream:
