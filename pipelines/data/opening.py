@@ -22,19 +22,7 @@ BUFFER_BYTES = 256 << 10
 
 _PLAN_AGAIN = "Plan again."
 _FOOTERS_BYTES = 32 << 20
-_DECODING = [
-    "stream",
-    "thrift",
-    "corrupt",
-    "decompress",
-    "decod",
-    "page",
-    "parquet",
-    "magic",
-    "unexpected",
-    "snappy",
-    "zstd",
-]
+_DECODING = re.compile("stream|thrift|corrupt|decompress|decod|page|parquet|magic|unexpected", re.IGNORECASE)
 
 
 class Files:
