@@ -34,6 +34,7 @@ class BadFile:
     expected: str = ""
     found: str = ""
     remedy: str = ""
+    rows_missing: bool = False
 
     @property
     def reason(self) -> str:
@@ -49,7 +50,7 @@ def refuse(bad: Sequence[BadFile], *, on: str) -> DataError:
         one = bad[0]
         place = f"{on.rstrip('/')}/{one.path}"
         return DataError(one.what, on=place, expected=one.expected, found=one.found, remedy=f"{one.remedy} {skip}")
-    lines = [f"\n  {each.path}: {each.reason}. {each.remedy}" for each in bad[:_SHOWN]]
+    lines = [f"\n  {each.path}: {each.reason}. {each.remedy.rstrip('.')}" for each in bad[:_SHOWN]]
     lines += [f"\n  and {len(bad) - _SHOWN} more"] * (len(bad) > _SHOWN)
     return DataError(f"{len(bad)} files can't be used{''.join(lines)}", on=on, remedy=f"\n  {skip}")
 
@@ -86,7 +87,7 @@ def damaged(path: str, found: str, expected: str = "a Parquet footer") -> BadFil
 
 def without_rows(path: str) -> BadFile:
     """Describe a file of no rows."""
-    return BadFile(path, "the Parquet file has no rows", "at least one row", "0 rows", "Delete it.")
+    return BadFile(path, "the Parquet file has no rows", "at least one row", "0 rows", "Delete it.", rows_missing=True)
 
 
 def doubled(path: str, names: Sequence[str]) -> BadFile:

@@ -72,9 +72,9 @@ class Dataset:
     schema : pa.Schema
         Unified over all files; partition columns last; every field nullable, without metadata.
     files : pa.Table
-        Sorted by path: ``path``, ``size``, ``etag`` (empty where the store has none), ``mtime_ns``, ``rows``,
-        ``row_groups``, ``schema`` (index into `file_schemas`), ``footer`` (SHA-256 of the footer) and ``partition``
-        (a struct of the typed values that the path says).
+        Sorted by path, or as a version orders them: ``path``, ``size``, ``etag`` (empty where the store has none),
+        ``mtime_ns``, ``rows``, ``row_groups``, ``schema`` (index into `file_schemas`), ``footer`` (SHA-256 of the
+        footer) and ``partition`` (a struct of the typed values that the path says).
     row_groups : pa.Table
         In file order: ``file`` (row in `files`), ``row_group`` (its number in the file), ``first_row`` (row in the
         file of its first row), ``rows``, ``bytes`` (uncompressed) and ``column_bytes`` (uncompressed, one number per
@@ -330,6 +330,8 @@ def _open(
     )
     read = assembling.placed(read, new)
     footers = read if known is None else assembling.sorted_by_place(merge_footers([known, read]))
+    if located.kind != "parquet" and footers.files.num_rows:  # a log names files without rows on purpose
+        footers = replace(footers, bad=tuple(each for each in footers.bad if not each.rows_missing))
     if footers.bad and (opened.on_bad_file == "fail" or not footers.files.num_rows):
         raise badfiles.refuse(footers.bad, on=located.root)
     return _build(replace(opened, kind=located.kind, version=located.version, subset=False), located, footers)

@@ -7,19 +7,22 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from pipelines.data.commits import VERSIONS, newest_version
 from pipelines.data.config import Versioned
-from pipelines.data.listing import ListedFile, list_source
+from pipelines.data.listing import ListedFile, Listing, list_source
 from pipelines.data.partitions import Values, folder_values
 from pipelines.data.tables import LoggedTable, refuse_inside_table, table_of
 from pipelines.errors import DataError
 from pipelines.storage import absolute_url
+
+_NAMES = {"delta": "Delta table", "iceberg": "Iceberg table", "versioned": "versioned dataset"}
 
 Source = str | tuple[str, ...] | Versioned
 
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """The files of a dataset, sorted by path, with the partition values of each.
+    """The files of a dataset, sorted by path or as a version orders them, with the partition values of each.
 
     Attributes
     ----------
@@ -63,16 +66,14 @@ def locate(source: Source) -> Located:
     if isinstance(source, Versioned):
         return _versioned(source.versioned)
     listing = list_source(source)
-    log = None
-    if isinstance(source, str) and listing.root == source:
-        log = table_of(source, [each.path for each in (*listing.files, *listing.hidden)])
-        if log is None:
-            refuse_inside_table(source.rpartition("/")[0] or "/")
-    else:
-        refuse_inside_table(listing.root)
-        table_of(listing.root, [each.path for each in (*listing.files, *listing.hidden)])
-    if log is not None:
-        return _logged(log, listing.root, (*listing.files, *listing.hidden))
+    found = (*listing.files, *listing.hidden)
+    whole = isinstance(source, str) and listing.root == source
+    if whole and any(each.path.startswith(f"{VERSIONS}/") for each in listing.hidden):
+        return _versioned(listing.root, listing)
+    log = table_of(listing.root, [each.path for each in found])
+    if log is not None and whole:
+        return _logged(log, listing.root, found)
+    refuse_inside_table(listing.root.rpartition("/")[0] if whole else listing.root)
     if not listing.files:
         hidden = (
             f"{len(listing.hidden)} hidden files (their names start with '.' or '_')" if listing.hidden else "no files"
@@ -91,16 +92,20 @@ def _logged(log: LoggedTable, root: str, listed: Sequence[ListedFile]) -> Locate
     there = {each.path: each for each in listed}
     if gone := [path for path in log.paths if path not in there]:
         raise DataError(
-            f"{len(gone)} files of the {log.kind.capitalize()} table's version {log.version} are gone",
+            f"{len(gone)} files of version {log.version} of this {_NAMES[log.kind]} are gone",
             on=root,
             found=f"no {gone[0]}",
-            remedy="Restore them, or write the table again.",
+            remedy="Restore them, or write it again.",
         )
     if not log.paths:
-        raise DataError(f"the {log.kind.capitalize()} table is empty", on=root, expected="at least one file")
+        raise DataError(f"this {_NAMES[log.kind]} is empty", on=root, expected="at least one file")
     files = tuple(there[path] for path in log.paths)
     return Located(root, files, log.values, log.kind, log.version, log.declared, log.columns, log.field_ids)
 
 
-def _versioned(url: str) -> Located:
-    raise NotImplementedError(url)
+def _versioned(url: str, listing: Listing | None = None) -> Located:
+    """Take the newest version's files, in its order: that is the order of the rows."""
+    version = newest_version(url)
+    listing = listing or list_source(url)
+    log = LoggedTable("versioned", version.version, version.paths, tuple(() for _ in version.paths))
+    return _logged(log, listing.root, (*listing.files, *listing.hidden))

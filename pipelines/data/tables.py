@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from pipelines.data.commits import VERSIONS
 from pipelines.data.partitions import Values
 from pipelines.errors import DataError, StorageError, UsageError
 from pipelines.storage import aws, join_url, open_store
@@ -39,7 +40,7 @@ class LoggedTable:
 
     Attributes
     ----------
-    kind : {"delta", "iceberg"}
+    kind : {"delta", "iceberg", "versioned"}
     version : str
         Of the table; the same version always has the same files.
     paths : tuple of str
@@ -79,7 +80,7 @@ def table_of(root: str, paths: Iterable[str]) -> LoggedTable | None:
             if found := pattern.search(path):
                 logs.setdefault((path[: found.start()], kind), []).append(path)
     if below := sorted(folder for folder, _ in logs if folder):
-        raise _inside(join_url(root, below[0]), f"this folder holds a table in {below[0]!r}")
+        raise _inside(join_url(root, below[0]), f"there is a table in {below[0]!r}")
     kinds = {kind: found for (_, kind), found in logs.items()}
     if "delta" in kinds:
         return _read_delta(root)
@@ -102,19 +103,19 @@ def refuse_inside_table(folder: str) -> None:
         above = scheme + "/".join(parts[:depth])
         store = open_store(above)
         try:
-            logs = [*store.list("_delta_log", limit=1)]
+            logs = [*store.list("_delta_log", limit=1), *store.list(VERSIONS, limit=1)]
             logs += [info for info in store.list("metadata", limit=100) if _ICEBERG.search(info.key)]
         except StorageError:
             return  # who may read a folder need not have the right to list those above it
         if logs:
-            raise _inside(above, "the source names files of a table")
+            raise _inside(above, "the source names files of a table or of a versioned dataset")
 
 
 def _inside(table: str, what: str) -> DataError:
     return DataError(
-        f"{what}, whose log alone says which of them are current",
+        f"{what}; its log alone says which files are current",
         on=table,
-        remedy=f"Name the table itself as the source ({table}) and choose rows with `filter:`.",
+        remedy=f"Name that folder as the source ({table}), and choose rows with `filter:`.",
     )
 
 
