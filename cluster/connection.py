@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.05
 _WATCH_S = 1.0
 _CLIENT_LIMIT_S = 10.0
+_LOST_LIMIT_S = 1.0
 _MOST_WORKERS = 10_000
 SIGTERM_EXIT = 128 + signal.SIGTERM
 
@@ -62,6 +63,7 @@ def connect(spec: ClusterSpec) -> Cluster:
     cluster = Cluster(spec, backend.start(spec))
     try:
         cluster.wait_for_workers(spec.workers, spec.start_timeout)
+        cluster.stop_when_idle(spec.idle_timeout)
     except BaseException:
         cluster.close(failed=True)
         raise
@@ -76,6 +78,7 @@ class Cluster:
         self.spec = spec
         self._running = running
         self._why_closed = ""
+        self._idle_timeout = float("inf")
         self._lock = threading.Lock()
         self._sigterm: Any = None
         try:
@@ -129,12 +132,14 @@ class Cluster:
         Raises
         ------
         ClusterDeadlineError
-            They are not after `timeout_s` (default: the spec's start_timeout); names what was missing first.
+            They are not after `timeout_s` (default: the spec's start_timeout), or can't come any more; names what was
+        missing first.
         """
         limit = self.spec.start_timeout if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit
         while (there := len(self.client.nthreads())) < workers:
-            if time.monotonic() >= deadline:
+            # `failed` counts processes that ended at their start, and nobody starts them again.
+            if time.monotonic() >= deadline or self._running.failed():
                 raise self._too_late(workers, there, limit)
             time.sleep(_POLL_S)
 
@@ -164,6 +169,12 @@ class Cluster:
             raise ClusterUsageError("minimum must not be above maximum", on="adapt", found=f"{lowest} and {highest}")
         self._check_fits(highest)
         self._running.adapt(lowest, highest)
+
+    def stop_when_idle(self, timeout_s: float) -> None:
+        """End by itself when there was no work for so long, from now on."""
+        self._check()
+        self._idle_timeout = timeout_s
+        self._running.stop_when_idle(timeout_s)
 
     def close(self, *, failed: bool = False) -> None:
         """Stop everything in bounded time. May be called twice, from any thread."""
@@ -211,7 +222,7 @@ class Cluster:
         while not self._ended.wait(_WATCH_S):
             why = self._running.lost
             if why:
-                self._close(f"{why}; it stops after {self.spec.idle_timeout:g} s without work", failed=False)
+                self._close(f"{why}; it stops after {self._idle_timeout:g} s without work", failed=False)
 
     def _close(self, why: str, *, failed: bool) -> None:
         with self._lock:
@@ -220,7 +231,7 @@ class Cluster:
             self._why_closed = why
         self._ended.set()
         try:
-            self._client.close(timeout=_CLIENT_LIMIT_S)
+            self._client.close(timeout=_LOST_LIMIT_S if self._running.lost else _CLIENT_LIMIT_S)
         finally:
             self._running.close(failed=failed)
 

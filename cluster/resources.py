@@ -108,13 +108,13 @@ def parse_cpu_max(text: str) -> float | None:
 def parse_memory(text: str | None) -> int | None:
     """Parse a limit in bytes; "max" and version 1's huge number mean none."""
     value = (text or "").strip()
-    return int(value) if value.isdigit() and int(value) < _NO_LIMIT else None
+    return int(value) if value.isascii() and value.isdigit() and int(value) < _NO_LIMIT else None
 
 
 def parse_inactive_file(text: str | None) -> int:
     """Bytes of page cache that the kernel gives back first, from ``memory.stat`` of either version."""
     stat = dict(line.split(" ", 1) for line in (text or "").splitlines() if " " in line)
-    return int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
+    return parse_memory(stat.get("total_inactive_file", stat.get("inactive_file"))) or 0
 
 
 def _levels(root: str, path: str | None) -> Iterator[str]:

@@ -8,14 +8,20 @@ finds the past ones with `history`.
 from __future__ import annotations
 
 import logging
+import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from cluster.errors import ClusterDeadlineError
+
 logger = logging.getLogger(__name__)
 
 SCHEMA = 1
+SUBSCRIBE_LIMIT_S = 20.0
 
 
 class Signal(Protocol):
@@ -87,23 +93,49 @@ def subscribe(client: Any, kind: type[S], handler: Callable[[S], None]) -> Itera
     """
 
     def receive(event: tuple[float, Any]) -> None:
-        try:
-            signal = from_message(kind, event[1])
-        except ValueError as error:
-            logger.warning("a message on %s is not understood and ignored: %s", kind.TOPIC, error)
-        else:
+        signal = _understood(kind, event[1])
+        if signal is not None:
             handler(signal)
 
     client.subscribe_topic(kind.TOPIC, receive)
     try:
+        _await_subscription(client)
         yield
     finally:
         client.unsubscribe_topic(kind.TOPIC)
 
 
+def _await_subscription(client: Any) -> None:
+    """Wait until the scheduler has taken the subscription.
+
+    It travels in a stream, events in calls that may overtake it. A second subscription behind it in the same stream is
+    there when it is answered, and so is the first.
+    """
+    topic, answered = f"mutirao-subscribed-{uuid.uuid4().hex}", threading.Event()
+    client.subscribe_topic(topic, lambda _event: answered.set())
+    try:
+        deadline = time.monotonic() + SUBSCRIBE_LIMIT_S
+        while not answered.is_set():
+            if time.monotonic() > deadline:
+                raise ClusterDeadlineError("the scheduler takes no subscription", expected=f"{SUBSCRIBE_LIMIT_S:g} s")
+            client.log_event(topic, "")
+            answered.wait(0.02)
+    finally:
+        client.unsubscribe_topic(topic)
+
+
 def history(client: Any, kind: type[S]) -> tuple[tuple[float, S], ...]:
     """The signals of `kind` that the scheduler remembers, oldest first, with their times (seconds since the epoch)."""
-    return tuple((float(when), from_message(kind, message)) for when, message in client.get_events(kind.TOPIC))
+    events = ((float(when), _understood(kind, message)) for when, message in client.get_events(kind.TOPIC))
+    return tuple((when, signal) for when, signal in events if signal is not None)
+
+
+def _understood(kind: type[S], message: Any) -> S | None:
+    try:
+        return from_message(kind, message)
+    except ValueError as error:
+        logger.warning("a message on %s is not understood and ignored: %s", kind.TOPIC, error)
+        return None
 
 
 def to_message(signal: Signal) -> dict[str, Any]:

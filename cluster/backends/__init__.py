@@ -53,6 +53,14 @@ class RunningCluster(Protocol):
         """Ask for so many workers. Returns at once."""
         ...
 
+    def stop_when_idle(self, timeout_s: float) -> None:
+        """End the cluster by itself when it had no work for so long, from now on."""
+        ...
+
+    def failed(self) -> int:
+        """How many of the workers that were asked for can't come any more."""
+        ...
+
     def missing(self) -> Sequence[str]:
         """What the workers that did not come left behind: one line of evidence each."""
         ...

@@ -18,6 +18,9 @@ from typing import Any
 
 from distributed import WorkerPlugin
 
+DASK_LOGGERS = ("distributed", "distributed.client", "distributed.gc", "bokeh", "tornado", "tornado.application")
+"""The loggers that Dask gives a handler to the terminal."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -32,7 +35,7 @@ class Lifeline(WorkerPlugin):
         # The terminal sends Ctrl-C to every process in it; the owner decides what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         handler = FileLog(Path(self.log_folder) / f"worker-{worker.name}.log")
-        for name in ("", "distributed"):
+        for name in ("", *DASK_LOGGERS):
             redirect(logging.getLogger(name), handler)
 
 

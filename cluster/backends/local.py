@@ -11,7 +11,7 @@ import psutil
 from distributed import LocalCluster, Status
 
 from cluster.backends import RunningCluster
-from cluster.backends.lifeline import FileLog, Lifeline, redirect
+from cluster.backends.lifeline import DASK_LOGGERS, FileLog, Lifeline, redirect
 from cluster.doctor import Finding, machine_checks
 from cluster.errors import ClusterLostError
 from cluster.resources import machine
@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_S = 20.0
 KILL_LIMIT_S = 5.0
-_LOG_TAIL = 300
+ROOTS = ("distributed", "tornado")
+OWNER_LOG = "scheduler.log"
 
 
 class LocalBackend:
@@ -40,7 +41,8 @@ class RunningLocalCluster:
 
     def __init__(self, spec: ClusterSpec) -> None:
         self._scratch = ScratchFolder(spec.scratch_folder)
-        self._logs = _OwnerLogs(self._scratch.logs / "scheduler.log")
+        self._logs = _OwnerLogs(self._scratch.logs / OWNER_LOG)
+        self._has_dashboard = spec.dashboard is not None
         self._cluster: LocalCluster | None = None
         try:
             # No worker yet: the constructor can't be interrupted cleanly, and without workers it is quick.
@@ -50,11 +52,12 @@ class RunningLocalCluster:
                 processes=True,
                 host="127.0.0.1",
                 memory_limit=spec.worker.memory,
-                dashboard_address=spec.dashboard,
+                dashboard_address=_on_loopback(spec.dashboard or ":0"),
                 silence_logs=logging.WARNING,
                 local_directory=str(self._scratch.workers),
                 plugins=(Lifeline(str(self._scratch.logs)),),
-                scheduler_kwargs={"idle_timeout": f"{spec.idle_timeout} s"},
+                # Dask serves its own pages of health and metrics in any case; without an address on all interfaces.
+                scheduler_kwargs={"dashboard": spec.dashboard is not None},
             )
             self.scale(spec.workers)
         except BaseException:
@@ -67,7 +70,7 @@ class RunningLocalCluster:
 
     @property
     def dashboard_link(self) -> str:
-        return str(self._running().dashboard_link or "")
+        return str(self._running().dashboard_link) if self._has_dashboard else ""
 
     @property
     def log_folder(self) -> Path | None:
@@ -86,41 +89,47 @@ class RunningLocalCluster:
     def adapt(self, minimum: int, maximum: int) -> None:
         self._running().adapt(minimum=minimum, maximum=maximum)
 
+    def stop_when_idle(self, timeout_s: float) -> None:
+        # Not from the start: the time that workers take to come is not idleness.
+        self._running().scheduler.idle_timeout = timeout_s
+
+    def failed(self) -> int:
+        return sum(nanny.status == Status.failed for nanny in self._running().workers.values())
+
     def missing(self) -> Sequence[str]:
         cluster = self._running()
         there = {info["name"] for info in cluster.scheduler_info["workers"].values()}
+        absent = [name for name in cluster.worker_spec if name not in there]
         lines = []
-        for name in cluster.worker_spec:
-            if name not in there:
-                nanny = cluster.workers.get(name)
-                state = f"its process is {nanny.status.name}" if nanny is not None else "its process is starting"
-                lines.append(f"worker {name}: {state}{self._last_words(name)}")
-        return lines
+        for name in absent:
+            nanny = cluster.workers.get(name)
+            state = f"its process is {nanny.status.name}" if nanny is not None else "its process is starting"
+            lines.append(f"worker {name}: {state}" + _tail(self._scratch.logs / f"worker-{name}.log"))
+        exits = _lines(self._scratch.logs / OWNER_LOG, "Worker process")
+        return [*lines, *exits[-1:]] if absent else []
 
     def close(self, *, failed: bool = False) -> None:
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
-            tree = _processes(cluster)
-            try:
-                cluster.close(timeout=CLOSE_LIMIT_S)
-            except TimeoutError:
-                logger.warning("the cluster did not close within %g s: its processes are killed", CLOSE_LIMIT_S)
-            finally:
-                _kill(tree | _processes(cluster))
+            self._stop(cluster)
         self._logs.close()
         self._scratch.close(keep_logs=failed)
+
+    def _stop(self, cluster: LocalCluster) -> None:
+        tree = _processes(cluster)
+        if cluster.scheduler.status != Status.running:
+            cluster.shutdown_scheduler = False  # it has ended by itself: asking it to end takes half a minute
+        try:
+            cluster.close(timeout=CLOSE_LIMIT_S)
+        except TimeoutError:
+            logger.warning("the cluster did not close within %g s: its processes are killed", CLOSE_LIMIT_S)
+        finally:
+            _kill(tree | _processes(cluster))
 
     def _running(self) -> LocalCluster:
         if self._cluster is None:
             raise ClusterLostError("the cluster was closed", on="local cluster")
         return self._cluster
-
-    def _last_words(self, name: object) -> str:
-        try:
-            text = (self._scratch.logs / f"worker-{name}.log").read_text(errors="replace").strip()
-        except OSError:
-            return ""
-        return f", its log ends with: {text[-_LOG_TAIL:]}" if text else ""
 
 
 class _OwnerLogs:
@@ -128,15 +137,34 @@ class _OwnerLogs:
 
     def __init__(self, path: Path) -> None:
         self._handler = FileLog(path)
-        self._target = logging.getLogger("distributed")
-        self._before = redirect(self._target, self._handler)
+        # Where a program set up logging of its own, Dask's loggers have no handlers and send to that too.
+        targets = [each for each in map(logging.getLogger, DASK_LOGGERS) if each.handlers or each.name in ROOTS]
+        self._before = [(target, redirect(target, self._handler)) for target in targets]
 
     def close(self) -> None:
-        self._target.removeHandler(self._handler)
-        for old in self._before:
-            self._target.addHandler(old)
+        for target, handlers in self._before:
+            target.removeHandler(self._handler)
+            for handler in handlers:
+                target.addHandler(handler)
         self._before = []
         self._handler.close()
+
+
+def _on_loopback(address: str) -> str:
+    """A port without a host is opened here only; Dask would open it on all interfaces."""
+    return f"127.0.0.1{address}" if address.startswith(":") else address
+
+
+def _tail(log: Path) -> str:
+    lines = _lines(log, "")
+    return f", its log ends with {lines[-1]!r}" if lines else ""
+
+
+def _lines(log: Path, part: str) -> list[str]:
+    try:
+        return [line for line in log.read_text(errors="replace").splitlines() if part in line]
+    except OSError:
+        return []
 
 
 def _processes(cluster: LocalCluster) -> set[psutil.Process]:

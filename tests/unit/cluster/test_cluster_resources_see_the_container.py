@@ -13,6 +13,7 @@ from cluster.resources import (
     disk_free_bytes,
     machine,
     parse_cpu_max,
+    parse_inactive_file,
     parse_memory,
     parse_proc_cgroup,
 )
@@ -85,6 +86,7 @@ def test_garbage_never_raises(text: str) -> None:
     limits(dict.fromkeys(names, text))
     parse_proc_cgroup(text)
     parse_memory(text)
+    parse_inactive_file(f"inactive_file {text}")
 
 
 @pytest.mark.parametrize(
