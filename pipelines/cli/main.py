@@ -6,6 +6,9 @@ from importlib.metadata import entry_points
 
 import click
 
+from pipelines.cli.data_commands import data
+from pipelines.cli.model_commands import model
+from pipelines.cli.predict import predict
 from pipelines.cli.run_commands import plan, run
 
 
@@ -23,8 +26,8 @@ def main() -> None:
     """
 
 
-main.add_command(plan)
-main.add_command(run)
+for _command in (run, plan, data, model, predict):
+    main.add_command(_command)
 for _point in entry_points(group="mutirao.commands"):
     for _command in _point.load():
         main.add_command(_command)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cluster import ClusterError
@@ -45,7 +46,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*[cell(value) for value in row])
+        table.add_row(*[escape(cell(value)) for value in row])
     console().print(table)
 
 

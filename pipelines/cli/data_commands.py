@@ -1,0 +1,105 @@
+"""``mutirao data``: look at datasets, compare and compact them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pipelines.cli.output import cell, guarded, json_option, say, show_json, show_table, size
+from pipelines.data.dataset import Dataset, open_dataset
+
+drift_option = click.option(
+    "--on-drift", type=click.Choice(["widen", "strict"]), default="widen", show_default=True, help="As in a spec."
+)
+bad_file_option = click.option(
+    "--on-bad-file", type=click.Choice(["fail", "skip"]), default="fail", show_default=True, help="As in a spec."
+)
+
+
+@click.group()
+def data() -> None:
+    """Look at Parquet datasets.
+
+    \b
+    Examples:
+        mutirao data inspect data_samples/flights
+        mutirao data diff s3://lake/events/2025 s3://lake/events/2026
+    """
+
+
+@data.command()
+@click.argument("source")
+@drift_option
+@bad_file_option
+@json_option
+@guarded
+def inspect(source: str, on_drift: Any, on_bad_file: Any, as_json: bool) -> None:
+    """Read every footer of SOURCE and show its unified schema, size, partitions and drift.
+
+    \b
+    Example:
+        mutirao data inspect data_samples/flights
+    """
+    dataset = _open(source, on_drift, on_bad_file)
+    found = dataset.describe()
+    if as_json:
+        show_json(found)
+        return
+    say(f"dataset     {found['root']}")
+    per_group = found["rows_per_row_group"]
+    say(f"rows        {found['rows']:,} in {found['files']:,} files")
+    say(f"row groups  {found['row_groups']:,} of {cell(per_group['min'])}–{cell(per_group['max'])} rows")
+    say(f"size        {size(found['file_bytes'])}, uncompressed {size(found['bytes'])}")
+    say(f"content     {found['content_digest']}")
+    for partition in found["partitions"]:
+        values = ", ".join(str(value) for value in partition["values"][:12])
+        more = " …" if partition["distinct"] > 12 else ""
+        say(f"partition   {partition['column']}: {partition['type']}, {partition['distinct']} values: {values}{more}")
+    for drift in dataset.drift:
+        say(f"drift       {drift}")
+    for skipped in found["skipped"]:
+        say(f"skipped     {skipped['path']}: {skipped['reason']}")
+    say()
+    rows = [(c["name"], c["type"], size(c["bytes"]), "partition" if c["partition"] else "") for c in found["columns"]]
+    show_table("", ("column", "type", "uncompressed", ""), rows)
+
+
+@data.command()
+@click.argument("before")
+@click.argument("after")
+@json_option
+@guarded
+def diff(before: str, after: str, as_json: bool) -> None:
+    """Say how dataset AFTER differs from BEFORE: schema, files, rows, statistics. Exit code 0 either way.
+
+    \b
+    Example:
+        mutirao data diff lake/events lake/events-copy
+    """
+    from pipelines.data.compare import compare
+
+    found = compare(_open(before), _open(after))
+    if as_json:
+        show_json(found)
+    else:
+        show_comparison(found)
+
+
+def show_comparison(found: dict[str, Any], indent: str = "") -> None:
+    """Print nested differences, a line each."""
+    for key, value in found.items():
+        if isinstance(value, dict):
+            say(f"{indent}{key}")
+            show_comparison(value, indent + "  ")
+        elif isinstance(value, list):
+            say(f"{indent}{key}: {len(value)}" if value else f"{indent}{key}: none")
+            for item in value[:20]:
+                pairs = item.items() if isinstance(item, dict) else [("", item)]
+                say(f"{indent}  " + ", ".join(f"{name} {cell(part)}".strip() for name, part in pairs))
+        else:
+            say(f"{indent}{key}: {cell(value)}")
+
+
+def _open(source: str, on_drift: Any = "widen", on_bad_file: Any = "fail") -> Dataset:
+    return open_dataset(source, on_drift=on_drift, on_bad_file=on_bad_file)
