@@ -148,7 +148,7 @@ class Target:
         return batch.column(place)
 
     def _values(self, labels: pa.Array | pa.ChunkedArray) -> np.ndarray:
-        values = pc.cast(self._cast(labels), pa.float64()).to_numpy()
+        values = self._cast(labels).to_numpy(zero_copy_only=False)
         with np.errstate(over="ignore"):
             single = values.astype(np.float32)
         if np.isinf(single).any():
@@ -161,9 +161,10 @@ class Target:
 
     def _cast(self, labels: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
         try:
-            labels = pc.cast(labels, self.arrow_type)
-            # −0 is the class 0.
-            return pc.add(labels, 0.0) if self.type == "double" else labels
+            if self.type == "double" and not pa.types.is_string(labels.type):
+                # −0 is the class 0; integers beyond 2**53 become the nearest double.
+                return pc.add(pc.cast(labels, pa.float64(), safe=False), 0.0)
+            return pc.cast(labels, self.arrow_type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise DataError(
                 f"a label can't be read as {self.type}", on=f"column {self.column}", expected=self.type,

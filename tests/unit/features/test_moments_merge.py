@@ -8,7 +8,7 @@ from functools import reduce
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -25,6 +25,7 @@ def merged(pieces: list[np.ndarray]) -> Moments:
     return reduce(Moments.merge, (measure(piece) for piece in pieces), Moments())
 
 
+@settings(max_examples=50)
 @given(NUMBERS, st.lists(st.integers(0, 60), max_size=5))
 def test_any_grouping_gives_the_moments_of_all_rows(values: np.ndarray, cuts: list[int]) -> None:
     found, there = merged(np.split(values, sorted(cuts))), values[np.isfinite(values)]
@@ -37,6 +38,7 @@ def test_any_grouping_gives_the_moments_of_all_rows(values: np.ndarray, cuts: li
         assert (found.low, found.high) == (there.min(), there.max())
 
 
+@settings(max_examples=50)
 @given(NUMBERS, NUMBERS, NUMBERS)
 def test_merging_is_associative(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
     x, y, z = (measure(values) for values in (a, b, c))
