@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
@@ -38,7 +39,7 @@ class IsotonicCurve:
     kind: Literal["isotonic"] = "isotonic"
 
     def __post_init__(self) -> None:
-        if len(self.x) != len(self.y) or not self.x or any(b <= a for a, b in zip(self.x, self.x[1:], strict=False)):
+        if len(self.x) != len(self.y) or not self.x or any(b <= a for a, b in pairwise(self.x)):
             raise UsageError(
                 "an isotonic curve needs as many x as y, and x strictly increasing",
                 found=f"{len(self.x)} x and {len(self.y)} y",

@@ -150,7 +150,8 @@ def _fit(result: bytes, request: FitRequest, job: Job, ranks: int) -> Fit:
         "rows": dict(request.data.rows or {}),
         "certificate": certificate,
     }
-    return Fit("xgboost", {"model.ubj": model}, summary)
+    facts = {"schema": 1, "sha256": codec.digest(model), "version": summary.pop("xgboost")}
+    return Fit("xgboost", {"model.ubj": model, "xgboost.json": codec.canonical(facts)}, summary)
 
 
 class _Progresses:

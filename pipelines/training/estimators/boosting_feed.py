@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import xgboost as xgb
 from scipy.sparse import csr_matrix
 
-from pipelines.training.data import Rows, TrainingData, read_rows
+from pipelines.training.data import Labelled, Rows, TrainingData, read_labelled
 from pipelines.training.gang.context import Array
 
 BLOCK_ROWS = 131_072
@@ -42,16 +43,67 @@ class Part:
     threads: int
 
     def read(self) -> Iterator[Rows]:
-        """Stream the rows in the order of the manifest, in blocks."""
-        shards = self.data.shards.shards
-        for rows in read_rows(self.data, shards, self.name, batch_rows=BLOCK_ROWS, threads=self.threads):
-            yield self._weighted(rows)
+        """Stream the rows in the order of the manifest, in blocks of `BLOCK_ROWS`; only the last one is smaller."""
+        batches = read_labelled(
+            self.data, self.data.shards.shards, self.name, batch_rows=BLOCK_ROWS // 2, threads=self.threads
+        )
+        with closing(batches):
+            yield from self._sparse(batches) if self.data.features.sparse else self._dense(batches)
 
-    def _weighted(self, rows: Rows) -> Rows:
+    def _dense(self, batches: Iterator[Labelled]) -> Iterator[Rows]:
+        """Transform batches, however small, straight into their place in a block."""
+        plan, block = self.data.features, None
+        for each in batches:
+            start = 0
+            while start < len(each.y):
+                if block is None:
+                    block = _Block(len(plan.names), weighted=each.weight is not None or self.factors is not None)
+                count = min(len(each.y) - start, block.room)
+                stop = start + count
+                plan.transform(each.batch.slice(start, count), out=block.X[block.rows : block.rows + count])
+                block.take(each.y[start:stop], self._weights(each, slice(start, stop)))
+                start = stop
+                if not block.room:
+                    yield block.done()
+                    block = None
+        if block is not None:
+            yield block.done()
+
+    def _sparse(self, batches: Iterator[Labelled]) -> Iterator[Rows]:
+        for each in batches:
+            yield Rows(self.data.features.transform(each.batch), each.y, self._weights(each, slice(None)))
+
+    def _weights(self, each: Labelled, rows: slice) -> Array | None:
+        given = None if each.weight is None else each.weight[rows]
         if self.factors is None:
-            return rows
-        by_class = self.factors[rows.y.astype(np.int64)].astype(np.float32)
-        return Rows(rows.X, rows.y, by_class if rows.weight is None else by_class * rows.weight)
+            return given
+        by_class = self.factors[each.y[rows].astype(np.int64)].astype(np.float32)
+        return by_class if given is None else by_class * given
+
+
+class _Block:
+    """A column-major block that is being filled. Pages that are never written take no memory."""
+
+    def __init__(self, features: int, *, weighted: bool) -> None:
+        self.X = np.empty((BLOCK_ROWS, features), np.float32, order="F")
+        self._y = np.empty(BLOCK_ROWS, np.float32)
+        self._weight = np.empty(BLOCK_ROWS, np.float32) if weighted else None
+        self.rows = 0
+
+    @property
+    def room(self) -> int:
+        return BLOCK_ROWS - self.rows
+
+    def take(self, y: Array, weight: Array | None) -> None:
+        place = slice(self.rows, self.rows + len(y))
+        self._y[place] = y
+        if self._weight is not None:
+            self._weight[place] = weight
+        self.rows += len(y)
+
+    def done(self) -> Rows:
+        weight = None if self._weight is None else self._weight[: self.rows]
+        return Rows(self.X[: self.rows], self._y[: self.rows], weight)
 
 
 class Feed(xgb.DataIter):

@@ -242,6 +242,7 @@ def _result(
         "best_score": rounds.best_score,
         "history": rounds.history,
         "resumed_from": first or None,
+        "xgboost": xgb.__version__,
         "data": "streamed" if parts.streamed else "kept",
         "seconds": {name: round(spent, 3) for name, spent in clock.spent.items()},
     }
