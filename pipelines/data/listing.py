@@ -60,11 +60,11 @@ def list_source(source: str | Sequence[str]) -> Listing:
     StorageError
         The store can't be reached, a folder can't be read.
     """
-    places = [_place(text) for text in ([source] if isinstance(source, str) else source)]
-    if len({(place.url.scheme, place.url.authority) for place in places}) > 1:
-        raise UsageError(
-            "the sources of one dataset lie in one store", found=", ".join(sorted({p.text for p in places}))
-        )
+    texts = [source] if isinstance(source, str) else list(source)
+    stores = {(url.scheme, url.authority) for url in map(parse_url, texts)}
+    if len(stores) > 1:
+        raise UsageError("the sources of one dataset lie in one store", found=", ".join(sorted(texts)))
+    places = [_place(text) for text in texts]
     single_folder = isinstance(source, str) and not places[0].pattern and not places[0].is_file
     root = _parts(places[0].url) if single_folder else _common_root(places)
     found: dict[str, ListedFile] = {}
@@ -232,7 +232,7 @@ def _walk(place: _Place) -> Iterator[ListedFile]:
 def _walk_folder(
     root: str, folder: str, descend: Callable[[str], bool], above: frozenset[tuple[int, int]]
 ) -> Iterator[ListedFile]:
-    path = os.path.join(root, folder)
+    path = os.path.join(root, folder) if folder else root
     with storage_errors(path, "list"):
         status = os.stat(path)
         entries = [] if (status.st_dev, status.st_ino) in above else list(os.scandir(path))

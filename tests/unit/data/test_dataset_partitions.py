@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.data.config import ColumnCorrection
@@ -71,6 +71,7 @@ def test_without_folders_there_are_no_columns() -> None:
     assert len(typed.values) == 2
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.one_of(

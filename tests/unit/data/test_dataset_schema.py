@@ -6,7 +6,7 @@ import random
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.data.config import ColumnCorrection
@@ -125,6 +125,7 @@ schemas = st.dictionaries(
 ).map(lambda columns: pa.schema(list(columns.items())))
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(schemas, min_size=1, max_size=6), st.integers(0, 1000))
 def test_the_order_of_files_does_not_matter_and_unifying_again_changes_nothing(
     found: list[pa.Schema], seed: int
