@@ -7,6 +7,8 @@ import os
 import shutil
 import sys
 import tempfile
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +23,7 @@ class Activation:
 
     def __init__(self, archive: CodeArchive, parent: Path) -> None:
         self.folder = parent / archive.digest
+        self._removal: Callable[[], object] = lambda: None
         if not self.folder.exists():
             draft = Path(tempfile.mkdtemp(prefix="draft-", dir=parent))
             archive.unpack(draft)
@@ -42,6 +45,10 @@ class Activation:
     ) -> None:
         self.close()
 
+    def remove_with(self, removal: Callable[[], object]) -> None:
+        """Call `removal` on closing."""
+        self._removal = removal
+
     def close(self) -> None:
         """Take the code off ``sys.path`` and the environment, and forget the modules that were imported from it."""
         if str(self.folder) not in sys.path:
@@ -56,16 +63,22 @@ class Activation:
             if _lies_below(module, self.folder):
                 del sys.modules[name]
         importlib.invalidate_caches()
+        self._removal()
 
 
 def activate_code(archive: CodeArchive, folder: str | Path | None = None) -> Activation:
     """Make code importable in this process and its children.
 
-    Without a `folder` it is unpacked into a temporary one of this user and kept there, named by its digest.
+    It is unpacked below `folder`, under its digest, and stays; without one into a temporary folder, which is removed
+    on closing or when this process ends.
     """
-    parent = Path(folder) if folder is not None else Path(tempfile.gettempdir()) / f"mutirao-{os.getuid()}" / "code"
-    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Activation(archive, parent)
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return Activation(archive, Path(folder))
+    temporary = tempfile.mkdtemp(prefix="mutirao-code-")
+    activation = Activation(archive, Path(temporary))
+    activation.remove_with(weakref.finalize(activation, shutil.rmtree, temporary, ignore_errors=True))
+    return activation
 
 
 def _lies_below(module: object, folder: Path) -> bool:

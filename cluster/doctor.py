@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from cluster.errors import PreflightError
 from cluster.resources import Machine, disk_free_bytes, machine
+from cluster.scratch import make_private
 from cluster.spec import ClusterSpec
 
 GIB = 2**30
@@ -108,13 +109,15 @@ def check_cpu(workers: int, threads: int, here: Machine) -> Finding:
 def check_scratch(folder: Path, least_bytes: int = LEAST_SCRATCH_BYTES) -> Finding:
     """Whether workers can write where they spill."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(folder)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"\0" * 4096)
         free = disk_free_bytes(folder)
     except OSError as error:
         evidence = f"{folder} can't be written ({error.strerror})"
         return Finding("scratch", False, evidence, "Set scratch to a folder on a local disk that you may write.")
+    except PreflightError as error:
+        return Finding("scratch", False, f"{folder} belongs to another user", error.remedy)
     evidence = f"{_gib(free)} free in {folder}"
     return Finding("scratch", free >= least_bytes, evidence, f"Free at least {_gib(least_bytes)}, or set scratch.")
 

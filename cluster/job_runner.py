@@ -47,8 +47,8 @@ def main(folder: Path) -> None:
     job = json.loads((folder / "job.json").read_text())
     try:
         child = _start(job, folder)
-    except OSError as error:
-        _write(folder / "started.json", {"error": f"{error.strerror}: {error.filename}"})
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        _write(folder / "started.json", {"error": str(error)})
         return
     _write(folder / "started.json", {"runner": os.getpid(), "child": child.pid})
     if cancelled:  # the signal came between the start and here

@@ -114,9 +114,17 @@ def submit(job: JobSpec) -> JobHandle:
     runner = [sys.executable, "-I", str(Path(__file__).with_name("job_runner.py")), str(folder)]
     # Returns when the runner has detached itself. Its own complaints go into the job's log.
     with (folder / "log.txt").open("ab") as log:
-        subprocess.run(
-            runner, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=True, timeout=START_LIMIT_S
-        )
+        try:
+            subprocess.run(
+                runner,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                check=True,
+                timeout=START_LIMIT_S,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise JobError(f"the job's runner can't be started ({error})", on=job.name, found=_said(folder)) from error
     started = _await_start(folder, job)
     log_path = str(folder / "log.txt")
     # A job that has ended already has no identity; no process matches an empty one.
@@ -233,11 +241,14 @@ def _await_start(folder: Path, job: JobSpec) -> dict[str, Any]:
     _until(lambda: (folder / "started.json").exists(), START_LIMIT_S)
     started = _read(folder / "started.json")
     if started is None:
-        said = (folder / "log.txt").read_text(errors="replace")[-500:]
-        raise JobError(f"the job did not start within {START_LIMIT_S:g} s", on=job.name, found=said or "an empty log")
+        raise JobError(f"the job did not start within {START_LIMIT_S:g} s", on=job.name, found=_said(folder))
     if "error" in started:
         raise JobError(f"the job's program can't be started ({started['error']})", on=job.name)
     return started
+
+
+def _said(folder: Path) -> str:
+    return (folder / "log.txt").read_text(errors="replace")[-500:] or "an empty log"
 
 
 def _same_host(handle: JobHandle) -> None:

@@ -27,7 +27,7 @@ class ScratchFolder:
 
     def __init__(self, parent: Path, *, now: float | None = None) -> None:
         try:
-            parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(parent)
             clear_abandoned(parent, now=time.time() if now is None else now)
             self.path = Path(mkdtemp(prefix="cluster-", dir=parent))
             self.workers, self.logs = self.path / "workers", self.path / "logs"
@@ -51,6 +51,24 @@ class ScratchFolder:
         self._open = False
         shutil.rmtree(self.workers if keep_logs else self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user can enter.
+
+    Raises
+    ------
+    PreflightError
+        It is there and belongs to somebody else, who could put code in our way. In a shared temporary directory anybody
+        can make a folder of any name.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    owner = folder.stat().st_uid
+    if owner not in (os.getuid(), 0):
+        raise PreflightError(
+            "the scratch folder belongs to another user", on=str(folder), expected=f"uid {os.getuid()}",
+            found=f"uid {owner}", remedy="Set scratch to a folder of your own.",
+        )  # fmt: skip
 
 
 def clear_abandoned(parent: Path, *, now: float) -> None:

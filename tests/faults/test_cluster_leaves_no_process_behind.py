@@ -132,7 +132,7 @@ def test_a_killed_owner_takes_its_workers_along(start: Callable[[str], Owner], c
     owner.await_nothing_left()
 
 
-@pytest.mark.parametrize("case", ["idle", "busy", "stuck", "stopped"])
+@pytest.mark.parametrize("case", ["busy", "stuck", "stopped"])
 def test_sigterm_closes_the_cluster_and_ends_with_its_exit_code(start: Callable[[str], Owner], case: str) -> None:
     owner = start(case)
     owner.await_ready()
@@ -141,7 +141,7 @@ def test_sigterm_closes_the_cluster_and_ends_with_its_exit_code(start: Callable[
     owner.await_nothing_left()
 
 
-@pytest.mark.parametrize("case", ["idle", "busy", "starting"])
+@pytest.mark.parametrize("case", ["busy", "starting"])
 def test_ctrl_c_in_the_terminal_closes_the_cluster(start: Callable[[str], Owner], case: str) -> None:
     """The terminal sends SIGINT to the whole process group, workers included."""
     owner = start(case)

@@ -155,6 +155,12 @@ def test_active_code_is_imported_here_and_in_children_until_closed(project: Path
     assert not [name for name in sys.modules if name.partition(".")[0] == "pack"]
 
 
+def test_without_a_folder_nothing_is_left_on_disk(project: Path) -> None:
+    with activate_code(pack_code(["flat"], project)) as active:
+        assert (active.folder / "flat.py").exists()
+    assert not active.folder.parent.exists()
+
+
 def test_a_changed_archive_is_imported_anew(project: Path, tmp_path: Path) -> None:
     found = []
     for value in (1, 2):

@@ -186,8 +186,13 @@ def test_a_number_that_belongs_to_somebody_else_now_is_never_signalled(tmp_path:
 
 
 def test_a_program_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"can't be started \(No such file or directory: /nope\)"):
+    with pytest.raises(JobError, match=r"can't be started \(.*No such file or directory: '/nope'\)"):
         submit(JobSpec(argv=("/nope",), name="job", folder=str(tmp_path)))
+
+
+def test_a_working_directory_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="No such file or directory: '/nowhere'"):
+        submit(python("pass", tmp_path, cwd="/nowhere"))
 
 
 @pytest.mark.parametrize(
