@@ -178,6 +178,8 @@ def _of_column(
 ) -> ColumnStatistics:
     value = held.value_type if pt.is_dictionary(held) else held
     target = type.value_type if pt.is_dictionary(type) else type
+    if pt.is_null(value):
+        return _absent(groups, type)
     if pt.is_nested(value):
         return _unknown(len(groups), type)
     found = [group.column(leaf).statistics for group in groups]

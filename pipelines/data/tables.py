@@ -204,7 +204,7 @@ def _delta_options(root: str) -> dict[str, str]:
 
 def _read_iceberg(root: str, metadata: list[str]) -> LoggedTable:
     _library("pyiceberg", root)
-    from pyiceberg.exceptions import NoSuchTableError
+    from pyiceberg.exceptions import NoSuchTableError, ValidationError
     from pyiceberg.table import StaticTable
     from pyiceberg.transforms import IdentityTransform
 
@@ -212,9 +212,13 @@ def _read_iceberg(root: str, metadata: list[str]) -> LoggedTable:
     try:
         table = StaticTable.from_metadata(join_url(root, newest), _iceberg_options(root))
         tasks = list(table.scan().plan_files())
-    except (OSError, ValueError, NoSuchTableError) as error:
-        found = str(error).splitlines()[0]
-        raise StorageError("the Iceberg table's metadata can't be read", on=root, found=found) from error
+    except (OSError, ValueError, NoSuchTableError, ValidationError) as error:
+        raise StorageError(
+            "the Iceberg table's metadata can't be read",
+            on=join_url(root, newest),
+            found=str(error).splitlines()[0],
+            remedy="A table that was moved must be registered and rewritten there: its metadata holds absolute paths.",
+        ) from error
     if deleted := [task.file.file_path for task in tasks if task.delete_files]:
         raise DataError(
             "the Iceberg table has delete files, which can't be honoured: deleted rows would come back",
