@@ -121,7 +121,7 @@ def fit_features(
     return Fitted(
         plan=_freeze(drafts, scan, found, shards, client, sparse if categorical == "one_hot" else bool(sparse)),
         target=target,
-        checks=found.checks,
+        checks={part: checks.result() for part, checks in found.checks.items()},
         rows={part: summary.rows for part, summary in found.labels.items()},
         dropped={"label_null": sum(summary.missing for summary in found.labels.values())},
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -77,10 +77,14 @@ def _fit(transformer: Any, matrix: np.ndarray, path: str) -> None:
     import dask.array
 
     with blame(path, f"failed in fit on a sample of {len(matrix)} rows"), dask.config.set(scheduler="synchronous"):
-        if type(transformer).__module__.startswith("dask_ml.") and matrix.dtype != object:
-            transformer.fit(dask.array.from_array(matrix, chunks=(len(matrix), -1)))
-        else:
+        if not type(transformer).__module__.startswith("dask_ml.") or matrix.dtype == object:
             transformer.fit(matrix)
+            return
+        transformer.fit(dask.array.from_array(matrix, chunks=(len(matrix), -1)))
+        for name, value in vars(transformer).items():
+            if dask.is_dask_collection(value):
+                # What it left to be computed would be stored as a graph.
+                setattr(transformer, name, value.compute())
 
 
 def _fit_incrementally(
@@ -110,7 +114,7 @@ def fit_over(shard: Shard, draft: ForeignDraft, scan: Scan) -> tuple[Any, int]:
             remedy="Use fit: sample, or choose another transformer",
         )  # fmt: skip
     reads = read_batches(scan.source, [shard], scan.schema.names, split=scan.split, part="train")
-    with closing(cast(Generator[Any], reads)):
+    with closing(reads):
         for read in reads:
             batch = labelled_rows(read.batch, scan.label.column)
             if batch.num_rows:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.data.checks import Checks
 from pipelines.data.hashing import hash_rows, seed_word
 from pipelines.data.reader import Read, read_batches
 from pipelines.data.rows import RowIds
@@ -81,7 +81,7 @@ class Found:
     """What a pass found in some shards, by split part or by input."""
 
     labels: Mapping[str, LabelSummary]
-    checks: Mapping[str, object]
+    checks: Mapping[str, Checks]
     infinite: Mapping[str, Infinities]
     moments: Mapping[Input, Moments]
     categories: Mapping[Input, Counts]
@@ -93,7 +93,7 @@ def scan_shard(shard: Shard, scan: Scan) -> Found:
     """Read a shard once and collect; runs on a worker."""
     collector = Collector(scan)
     reads = read_batches(scan.source, [shard], scan.schema.names, split=scan.split, row_ids=True)
-    with closing(cast(Generator[Read], reads)):
+    with closing(reads):
         for read in reads:
             collector.update(read)
     return collector.result()
@@ -106,6 +106,7 @@ class Collector:
         self._scan = scan
         type_ = scan.schema.field(scan.label.column).type
         self._labels = {part: LabelScanner(scan.label, type_) for part in PARTS}
+        self._checks = {part: Checks(scan.schema) for part in PARTS}
         self._infinite: dict[str, Infinities] = {}
         self._moments = {source: Moments() for source in scan.moments}
         self._categories = {source: Counter(kept, MOST_DISTINCT) for source, kept in scan.categories}
@@ -117,19 +118,27 @@ class Collector:
         assert read.parts is not None
         assert read.rows is not None
         self._find_infinities(read.batch, read.rows.path)
-        labelled = _labelled(read.batch, self._scan.label.column)
         for number, part in enumerate(PARTS):
             there = read.parts == number
-            if there.any():
-                self._label(part, read.batch, there, labelled, read.rows.path)
-        train = read.parts == 0 if labelled is None else (read.parts == 0) & labelled
-        if train.any():
-            self._train(_rows(read.batch, train), _identities(read.rows, train))
+            if not there.any():
+                continue
+            batch = _rows(read.batch, there)
+            self._checks[part].update(batch)
+            labelled = _labelled(batch, self._scan.label.column)
+            kept = batch if labelled is None else _rows(batch, labelled)
+            label = kept.column(kept.schema.get_field_index(self._scan.label.column))
+            self._labels[part].update(label, batch.num_rows - kept.num_rows, read.rows.path)
+            if part == "train" and kept.num_rows:
+                if labelled is not None:
+                    there[there] = labelled
+                self._train(kept, _identities(read.rows, there))
 
     def merge(self, found: Found) -> None:
         """Take over the results of later shards."""
         for part, summary in found.labels.items():
             self._labels[part].merge(summary)
+        for part, checks in found.checks.items():
+            self._checks[part].merge(checks)
         for column, infinities in found.infinite.items():
             self._add_infinities(column, infinities)
         for source, moments in found.moments.items():
@@ -145,21 +154,13 @@ class Collector:
         """Give what was collected so far."""
         return Found(
             labels={part: scanner.result() for part, scanner in self._labels.items()},
-            checks={},
+            checks=self._checks,
             infinite=dict(self._infinite),
             moments=dict(self._moments),
             categories={source: counter.result() for source, counter in self._categories.items()},
             few={source: counter.result() for source, counter in self._few.items()},
             samples={key: sample.table for key, sample in self._samples.items()},
         )
-
-    def _label(
-        self, part: str, batch: pa.RecordBatch, there: np.ndarray, labelled: np.ndarray | None, path: str
-    ) -> None:
-        kept = there if labelled is None else there & labelled
-        labels = batch.column(batch.schema.get_field_index(self._scan.label.column))
-        labels = labels if kept.all() else labels.filter(pa.array(kept))
-        self._labels[part].update(labels, int(np.count_nonzero(there)) - len(labels), path)
 
     def _find_infinities(self, batch: pa.RecordBatch, path: str) -> None:
         for column in self._scan.finite:

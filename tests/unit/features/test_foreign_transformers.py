@@ -47,10 +47,16 @@ NUMBERS = {
     "dask_ml.preprocessing.RobustScaler": {},
     "dask_ml.preprocessing.QuantileTransformer": {},
     "dask_ml.preprocessing.PolynomialFeatures": {},
+    "dask_ml.decomposition.PCA": {"n_components": 2},
+    "dask_ml.decomposition.TruncatedSVD": {"n_components": 1},
 }
 
 
-@pytest.mark.parametrize("path", NUMBERS)
+# dask-ml's modules take seconds to import: most of them are left to the slow tests.
+SLOW = [path for path in NUMBERS if path.startswith("dask_ml.") and path != "dask_ml.preprocessing.StandardScaler"]
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, marks=[pytest.mark.slow] * (path in SLOW)) for path in NUMBERS])
 def test_transformers_of_numbers(fit: Fit, table: pa.Table, path: str) -> None:
     feature = {"columns": ["a", "b"], "transform": path, "params": NUMBERS[path]}
     plan = fit(table, "n", feature).plan

@@ -25,7 +25,7 @@ def merged(pieces: list[np.ndarray]) -> Moments:
     return reduce(Moments.merge, (measure(piece) for piece in pieces), Moments())
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(NUMBERS, st.lists(st.integers(0, 60), max_size=5))
 def test_any_grouping_gives_the_moments_of_all_rows(values: np.ndarray, cuts: list[int]) -> None:
     found, there = merged(np.split(values, sorted(cuts))), values[np.isfinite(values)]
@@ -38,7 +38,7 @@ def test_any_grouping_gives_the_moments_of_all_rows(values: np.ndarray, cuts: li
         assert (found.low, found.high) == (there.min(), there.max())
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(NUMBERS, NUMBERS, NUMBERS)
 def test_merging_is_associative(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
     x, y, z = (measure(values) for values in (a, b, c))
@@ -49,7 +49,7 @@ def test_merging_is_associative(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> 
     assert left.squares == pytest.approx(right.squares, rel=1e-12, abs=1e-24 * scale**2)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("offset", [0.0, 1e3, -1e7, 1e12])
 def test_the_rounded_moments_are_the_same_bits_for_any_grouping(seed: int, offset: float) -> None:
     rng = np.random.default_rng(seed)
@@ -59,7 +59,7 @@ def test_the_rounded_moments_are_the_same_bits_for_any_grouping(seed: int, offse
 
 
 def test_a_large_mean_does_not_drown_a_small_variance() -> None:
-    values = 1e9 + np.random.default_rng(0).normal(0, 1e-2, 100_000)
+    values = 1e9 + np.random.default_rng(0).normal(0, 1e-2, 20_000)
     exact = [Fraction(value) for value in values.tolist()]
     mean = sum(exact) / len(exact)
     variance = sum((value - mean) ** 2 for value in exact) / len(exact)
@@ -83,7 +83,7 @@ def test_missing_and_infinite_values_are_counted_and_left_out() -> None:
 
 
 def test_a_first_block_far_from_the_rest_does_no_harm() -> None:
-    values = np.random.default_rng(0).normal(0, 1, 60_000)
+    values = np.random.default_rng(0).normal(0, 1, 20_000)
     values[:8192] += 1e8
     found = measure(values)
     exact = [Fraction(value) for value in values.tolist()]
