@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from pipelines.codec import canonical, schema_from_text, schema_to_text, to_plain
 from pipelines.errors import CorruptArtifactError
@@ -47,7 +47,6 @@ class Stored:
 
 
 class _Column(BaseModel):
-    model_config = ConfigDict(extra="forbid")
     name: str
     type: str
 
@@ -55,7 +54,6 @@ class _Column(BaseModel):
 class _Document(BaseModel):
     """``plan.json``; `columns` are for people, `input_schema` is what is read."""
 
-    model_config = ConfigDict(extra="forbid")
     schema_number: int
     columns: list[_Column]
     input_schema: str
@@ -89,6 +87,8 @@ def read_files(files: Mapping[str, bytes]) -> Stored:
     """
     try:
         document = _Document.model_validate_json(files[PLAN])
+        if document.schema_number != SCHEMA:
+            raise ValueError(f"schema number {document.schema_number}")
         dictionaries = _read_dictionaries(files[CATEGORIES])
         schema = schema_from_text(document.input_schema)
     except (KeyError, ValidationError, pa.ArrowException, ValueError) as error:

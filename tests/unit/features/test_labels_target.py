@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipelines.codec import dump, load
 from pipelines.data.split import SplitPlan
 from pipelines.errors import DataError, MutiraoError, NotFoundError, SpecError
 from pipelines.features import FeatureConfig, LabelConfig, Target, fit_features
@@ -54,6 +55,9 @@ def test_the_kind_follows_from_the_values(
     found = target(labels, **label)
     assert (found.kind, found.classes, found.type) == (kind, classes, type_)
     assert [type(value) for value in found.classes] == [type(value) for value in classes]
+    again = load(Target, dump(found))
+    assert again == found
+    assert [type(value) for value in again.classes] == [type(value) for value in classes]
     assert found.n_outputs == (len(classes) if kind == "multiclass" else 1)
 
 

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.errors import DataError, UsageError
+from pipelines.errors import CorruptArtifactError, DataError, UsageError
 from pipelines.features import FeaturePlan, Fitted
+from pipelines.features.apply import hash_buckets
 
 Fit = Callable[..., Fitted]
 
@@ -255,3 +256,59 @@ def test_a_plan_is_its_files(plan: FeaturePlan, table: pa.Table) -> None:
         assert other.files() == files
         assert other.input_schema.equals(plan.input_schema)
         assert same_bits(other.transform(table), plan.transform(table))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("plan.json", lambda data: data.replace(b'"schema_number":1', b'"schema_number":2')),
+        ("plan.json", lambda data: data[:100]),
+        ("plan.json", None),
+        ("categories.arrow", lambda data: data[:100]),
+        ("categories.arrow", None),
+    ],
+)
+def test_files_that_are_no_plan_are_refused(plan: FeaturePlan, name: str, change: Any) -> None:
+    files = plan.files()
+    if change is None:
+        del files[name]
+    else:
+        files[name] = change(files[name])
+    with pytest.raises(CorruptArtifactError, match="not a feature plan that this release reads"):
+        FeaturePlan.from_files(files)
+
+
+def test_hashes_never_change() -> None:
+    """A plan stores no hashes: other buckets for the same values would silently change every model that hashes."""
+    assert hash_buckets(pa.array(["AA", "", "é", "a longer text than one word"]), 1000).tolist() == [227, 737, 476, 668]
+    assert hash_buckets(pa.array([0, 1, -1, 2**62]), 1000).tolist() == [929, 54, 407, 656]
+    assert hash_buckets(pa.array([0.0, 1.0, 0.5]), 1000).tolist() == [929, 54, 823]
+
+
+WIDTHS = [
+    pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(),
+    pa.float16(), pa.float32(), pa.float64(), pa.decimal128(25, 2), pa.decimal256(40, 2), pa.duration("ms"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WIDTHS, ids=str)
+def test_numbers_of_every_type(fit: Fit, kind: pa.DataType) -> None:
+    values = [1, 2, None, 4, 100, 7]
+    numbers = pa.array([v if v is None else v * 1000 for v in values], pa.int64()).cast(pa.duration("ms"))
+    column = numbers if pa.types.is_duration(kind) else pa.array(values, pa.int64()).cast(kind, safe=False)
+    table = pa.table({"x": column})
+    plan = fit(table, {"columns": "x", "scale": "none", "impute": "median", "missing_indicator": True}, "x").plan
+    found = plan.transform(table)
+    assert found[:, 0].tolist() == [1, 2, 4, 4, 100, 7]
+    assert found[:, 1].tolist() == [0, 0, 1, 0, 0, 0]
+    there = np.array([1, 2, 4, 100, 7])
+    np.testing.assert_allclose(found[[0, 1, 3, 4, 5], 2], (there - there.mean()) / there.std(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WIDTHS if not pa.types.is_duration(kind)], ids=str)
+def test_categories_of_every_type_of_number(fit: Fit, kind: pa.DataType) -> None:
+    table = pa.table({"x": pa.array([1, 2, None, 100], pa.int64()).cast(kind, safe=False)})
+    plan = fit(table, {"columns": "x", "encode": "ordinal"}, {"columns": "x", "encode": "hash"}).plan
+    assert np.asarray(plan.transform(table).toarray())[:, 0].tolist() == [0, 1, -1, 2]
+    wider = table.set_column(0, "x", table["x"].cast(pa.float64()))
+    assert same_bits(plan.transform(wider), plan.transform(table))
