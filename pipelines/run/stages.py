@@ -22,8 +22,9 @@ from pipelines.plan import Compiled
 from pipelines.plan.cache import StageCache, StageResult
 from pipelines.run.folder import RunFolder
 from pipelines.storage import open_store
-from pipelines.training import Progress, TrainingData, fit
+from pipelines.training.data import TrainingData
 from pipelines.training.estimators.registry import resolve
+from pipelines.training.fit import Progress, fit
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -65,6 +65,8 @@ def _estimator(sections: Mapping[str, Any], document: Document) -> Iterator[Faul
         estimator.check(train)
     except ValidationError as error:
         yield from faults_of(error, document, type(train), under=("train", "params"))
+    except ValueError as error:
+        yield Fault(document.place(("train",)), str(error), f"See the parameters of {train.estimator}")
     except UserCodeError as error:
         if not sections.get("code"):
             yield Fault(place, error.what, error.remedy)

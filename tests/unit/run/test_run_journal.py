@@ -13,7 +13,7 @@ from pipelines.run.record import RunRecord, fold
 from pipelines.storage import ObjectStore, open_store
 
 
-@pytest.fixture()
+@pytest.fixture
 def store(tmp_path: Path) -> ObjectStore:
     return open_store(str(tmp_path))
 
