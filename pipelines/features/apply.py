@@ -71,6 +71,10 @@ class AppliedNumber:
 
     def _scaled(self, block: np.ndarray, target: np.ndarray, columns: Columns) -> None:
         if self._plain:
+            if block.dtype.kind in "iu" and block.dtype.itemsize == 8:
+                # By way of float64, as where there are nulls: rounded once or twice, it must be the same.
+                np.copyto(columns.space[: len(block)], block)
+                block = columns.space[: len(block)]
             np.copyto(target, block, casting="same_kind")
         elif self._single:
             if block.dtype == np.float32:
@@ -96,15 +100,12 @@ class AppliedCyclic:
 
     def __init__(self, step: Cyclic) -> None:
         self._input = step.input
-        part = step.input.part or ""
-        self._tables = cycle(part)
-        self._last = len(self._tables[0]) - 1
-        fill = np.nan
-        if step.centre:
-            fill = 0.0
-        self._fill = [table[step.fill] if step.fill is not None else np.float32(fill) for table in self._tables]
+        self._tables = cycle(step.input.part or "")
+        without = np.float32(0.0 if step.centre else np.nan)
+        self._fill = [without if step.fill is None else table[step.fill] for table in self._tables]
 
     def write(self, columns: Columns, out: np.ndarray) -> None:
+        """Write sines and cosines."""
         values = columns.numbers(self._input)
         missing = np.isnan(values) if values.dtype.kind == "f" else None
         places = (values if missing is None else np.where(missing, 0, values)).astype(np.int64, copy=False)
@@ -123,6 +124,7 @@ class AppliedMissing:
         self._input, self._numeric = step.input, is_number(type_) or pa.types.is_boolean(type_)
 
     def write(self, columns: Columns, out: np.ndarray) -> None:
+        """Write ones and zeros."""
         if self._numeric:
             missing = ~np.isfinite(columns.numbers(self._input))
         else:
@@ -142,6 +144,7 @@ class AppliedCodes:
         raise NotImplementedError
 
     def write(self, columns: Columns, out: np.ndarray) -> None:
+        """Write the codes, or a one in the column of each row's code."""
         codes = self.codes(columns)
         if self.layout == "one_hot":
             out[:] = 0.0
@@ -164,6 +167,7 @@ class AppliedBins(AppliedCodes):
         super().__init__(step.layout, last + step.missing, last if step.missing else fill)
 
     def codes(self, columns: Columns) -> np.ndarray:
+        """Find bins."""
         values = columns.numbers(self._input)
         codes = np.searchsorted(self._edges, values, side="right")
         there = np.isfinite(values)
@@ -183,6 +187,7 @@ class AppliedCategory(AppliedCodes):
         super().__init__(step.layout, count + step.missing, count if step.missing else fill)
 
     def codes(self, columns: Columns) -> np.ndarray:
+        """Look values up."""
         codes, missing = category_codes(columns.categories(self._input, self._dictionary.type), self._dictionary)
         if self._other >= 0 and (codes < 0).any():
             codes = np.where(codes < 0, np.int32(self._other), codes)
@@ -200,6 +205,7 @@ class AppliedHash(AppliedCodes):
         super().__init__(step.layout, step.buckets, -1 if step.fill is None else step.fill)
 
     def codes(self, columns: Columns) -> np.ndarray:
+        """Hash values."""
         values = columns.categories(self._input, self._type)
         codes = hash_buckets(values, self._buckets)
         missing = missing_values(values)

@@ -202,7 +202,7 @@ def _cast(values: pa.Array, type_: pa.DataType, column: str) -> pa.Array:
     # A timestamp may lose precision that the fitted type never had; anything else must cast without loss.
     safe = not (pa.types.is_timestamp(values.type) and is_temporal(type_))
     cause: Exception | None = None
-    if not (is_text(type_) and (pa.types.is_floating(values.type) or is_temporal(values.type))):
+    if _may_cast(values.type, type_):
         try:
             return pc.cast(values, type_, safe=safe)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -212,6 +212,13 @@ def _cast(values: pa.Array, type_: pa.DataType, column: str) -> pa.Array:
         expected=str(type_), found=str(values.type) + (f" ({cause})" if cause else ""),
         remedy="Give the column the type that training had",
     ) from cause  # fmt: skip
+
+
+def _may_cast(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a cast means something: Arrow would also read integers as days and write floats as texts."""
+    if is_temporal(wanted):
+        return is_temporal(given) or is_text(given)
+    return not is_temporal(given) and not (is_text(wanted) and pa.types.is_floating(given))
 
 
 def _columns_missing(missing: list[str], there: list[str]) -> DataError:

@@ -16,7 +16,7 @@ from pipelines.data.source import Source
 from pipelines.data.split import SplitPlan
 from pipelines.errors import DataError, Fault, SpecError
 from pipelines.features.config import FeatureConfig
-from pipelines.features.foreign_fit import fit_foreign
+from pipelines.features.foreign_fit import check_foreign, fit_foreign
 from pipelines.features.freeze import NUMBERS, Freezer, domain_of
 from pipelines.features.labels import label_faults, target_of
 from pipelines.features.matrix import choose_sparse
@@ -113,6 +113,9 @@ def fit_features(
     if faults:
         raise SpecError(faults)
     drafts, _ = resolve(features, schema, label.column, categorical)
+    for draft in drafts:
+        if isinstance(draft, ForeignDraft):
+            check_foreign(draft)
     scan = plan_scan(drafts, label, source, split, rows=sum(shard.rows for shard in shards))
     results = map_shards(client, scan_shard, shards, scan, on_done=on_done)
     found = merge_all(scan, (result for _, result in results))

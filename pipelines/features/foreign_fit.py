@@ -22,6 +22,23 @@ from pipelines.features.scan import Scan, labelled_rows
 from pipelines.features.steps import Foreign
 
 
+def check_foreign(draft: ForeignDraft) -> None:
+    """Make the transformer and throw it away, so that one that can't be made fails before the data are read.
+
+    Raises
+    ------
+    UserCodeError
+        It can't be imported or made, or has no `partial_fit` where it is to be fitted incrementally.
+    """
+    feature, path = draft.feature, str(draft.feature.transform)
+    transformer = make_transformer(path, feature.params, feature.seed)
+    if feature.fit == "incremental" and not hasattr(transformer, "partial_fit"):
+        raise UserCodeError(
+            "has no partial_fit, so it can't be fitted incrementally", on=path,
+            remedy="Use fit: sample, or choose another transformer",
+        )  # fmt: skip
+
+
 def fit_foreign(
     draft: ForeignDraft, sample: pa.Table, scan: Scan, shards: Sequence[Shard], client: Client | None
 ) -> tuple[Foreign, bytes]:
@@ -108,11 +125,6 @@ def fit_over(shard: Shard, draft: ForeignDraft, scan: Scan) -> tuple[Any, int]:
     """Fit a transformer with `partial_fit` over a shard's training rows; runs on a worker. Gives it and the rows."""
     feature, path = draft.feature, str(draft.feature.transform)
     transformer, rows = make_transformer(path, feature.params, feature.seed), 0
-    if not hasattr(transformer, "partial_fit"):
-        raise UserCodeError(
-            "has no partial_fit, so it can't be fitted incrementally", on=path,
-            remedy="Use fit: sample, or choose another transformer",
-        )  # fmt: skip
     reads = read_batches(scan.source, [shard], scan.schema.names, split=scan.split, part="train")
     with closing(reads):
         for read in reads:

@@ -89,7 +89,13 @@ def resolve(
     faults: list[Fault] = []
     for item, feature in enumerate(features):
         path = f"features[{item}]"
-        known = [name for name in feature.columns if not faults_of_column(name, schema, label, path, faults)]
+        known = []
+        for name in feature.columns:
+            fault = _column_fault(name, schema, label, f"{path}.columns")
+            if fault is None:
+                known.append(name)
+            else:
+                faults.append(fault)
         if feature.transform is not None:
             faults += _foreign_faults(feature, known, schema, path)
             drafts.append(ForeignDraft(item, feature))
@@ -102,21 +108,17 @@ def resolve(
     return tuple(drafts), faults
 
 
-def faults_of_column(name: str, schema: pa.Schema, label: str, path: str, faults: list[Fault]) -> bool:
-    """Append what keeps a column from being any feature to `faults`; say whether something does."""
-    place, where = schema.get_field_index(name), f"{path}.columns"
+def _column_fault(name: str, schema: pa.Schema, label: str, path: str) -> Fault | None:
+    """What keeps a column from being any feature."""
+    place = schema.get_field_index(name)
     if place < 0:
         error = NotFoundError.among("column", name, schema.names)
-        faults.append(Fault(where, error.what, error.remedy))
-    elif name == label:
-        faults.append(Fault(where, f"{name} is the label", "Remove it: a model must not see what it predicts"))
-    else:
-        type_ = schema.field(place).type
-        fix = _unusable(type_)
-        if not fix:
-            return False
-        faults.append(Fault(where, f"{name} is of type {type_}, which can't be a feature", fix))
-    return True
+        return Fault(path, error.what, error.remedy)
+    if name == label:
+        return Fault(path, f"{name} is the label", "Remove it: a model must not see what it predicts")
+    type_ = schema.field(place).type
+    fix = _unusable(type_)
+    return Fault(path, f"{name} is of type {type_}, which can't be a feature", fix) if fix else None
 
 
 def _unusable(type_: pa.DataType) -> str:

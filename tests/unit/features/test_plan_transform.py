@@ -204,6 +204,7 @@ WRONG = {
     "a fraction for an integer category": ("code", pa.array([1.5] * 700), "int64"),
     "a number for a word": ("word", pa.array([1.5] * 700), "string"),
     "a list": ("int", pa.array([[1]] * 700), "int64"),
+    "an integer for a date": ("when", pa.array([1] * 700), "timestamp"),
     "a word for a date": ("when", pa.array(["yesterday"] * 700), "timestamp"),
 }
 
@@ -238,6 +239,14 @@ def _cached_plan(fit: Fit) -> FeaturePlan:
         table = pa.table({"x": rng.normal(0, 1e-3, 100), "z": rng.normal(0, 1e-3, 100).astype(np.float32)})
         _plans["plan"] = fit(table, ["x", "z"]).plan
     return _plans["plan"]
+
+
+def test_a_null_beside_it_does_not_change_how_a_large_integer_is_rounded(fit: Fit) -> None:
+    plan = fit(pa.table({"x": [1, 2, 3]}), {"columns": "x", "scale": "none", "impute": "none"}).plan
+    values = [2**24 + 1 + 2**54 * k for k in range(300)] + [2**60 + 2**36 + 1]
+    alone = plan.transform(pa.record_batch({"x": pa.array(values)}))
+    beside = plan.transform(pa.record_batch({"x": pa.array([*values, None])}))
+    assert same_bits(alone, beside[:-1])
 
 
 def test_a_number_beyond_float32_is_missing(fit: Fit) -> None:
