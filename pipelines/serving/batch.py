@@ -62,6 +62,7 @@ def predict_dataset(
     client: Client | None = None,
     key_columns: Sequence[str] = (),
     filter: str | None = None,
+    shards: int | None = None,
     options: WriteOptions | None = None,
     deadline_s: float = DEADLINE_S,
     on_done: Callable[[MapProgress], None] | None = None,
@@ -92,6 +93,8 @@ def predict_dataset(
         ``["*"]`` for all of them.
     filter : str, optional
         Only rows for which this expression is true.
+    shards : int, optional
+        Into how many pieces the work is cut; by default by size. The output holds the same rows in the same order.
     options : WriteOptions, optional
     deadline_s : float
         Longest wait without any shard being done.
@@ -126,13 +129,12 @@ def predict_dataset(
     if filter is not None:
         dataset = dataset.prune(filter).dataset
     stored = input_columns(data, columns)
-    workers = 1 if client is None else max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
-    shards = plan_shards(dataset, stored, shards=default_shards(dataset, stored, max_workers=workers)).shards
+    plan = plan_shards(dataset, stored, shards=shards or default_shards(dataset, stored, max_workers=_workers(client)))
     with _reachable(scorer, client, output_url) as reachable:
         version = write_shards(
             client,
             score_shard,
-            shards,
+            plan.shards,
             reachable,
             data,
             columns,
@@ -198,6 +200,10 @@ def _load(model: Model | ModelRef | _Published) -> Model:
     if isinstance(model, ModelRef):
         return load_model(model.url, model.prefix, model.digest)
     return Registry.open(model.registry).load(model.version)
+
+
+def _workers(client: Client | None) -> int:
+    return 1 if client is None else max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
 
 
 @contextmanager
