@@ -147,13 +147,12 @@ class _Columns:
 
     def add(self, index: int, path: str, footer: memoryview, metadata: pq.FileMetaData) -> None:
         try:
-            number, offsets = self.schemas.number(metadata)
+            known = self.schemas.find(metadata)
         except (pa.ArrowException, UnicodeDecodeError, ValueError) as error:
             self.bad.append(badfiles.damaged(path, str(error).splitlines()[0]))
             return
-        names = self.schemas.arrow[number].names
-        if len(set(names)) < len(names):
-            self.bad.append(badfiles.doubled(path, names))
+        if known.doubled:
+            self.bad.append(badfiles.doubled(path, known.arrow.names))
             return
         width, first, groups, sizes = metadata.num_columns, 0, [], []
         for i in range(metadata.num_row_groups):
@@ -169,9 +168,10 @@ class _Columns:
         elif not first:
             self.bad.append(badfiles.without_rows(path))
         else:
-            self.files.append((index, first, len(groups), number, hashlib.sha256(footer).digest()))
+            self.files.append((index, first, len(groups), known.number, hashlib.sha256(footer).digest()))
             self.groups += groups
-            self.sizes.append(np.add.reduceat(np.array(sizes, np.int64), offsets, axis=1))
+            held = np.array(sizes, np.int64)
+            self.sizes.append(held if known.flat else np.add.reduceat(held, known.starts, axis=1))
 
     def finish(self) -> Footers:
         files = pa.Table.from_arrays(
@@ -188,30 +188,47 @@ class _Columns:
         columns = [index, number, first, rows, totals, per_column]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, ROW_GROUPS, strict=True)]
         row_groups = pa.Table.from_arrays(arrays, schema=ROW_GROUPS)
-        return Footers(files, row_groups, tuple(self.schemas.arrow), tuple(self.bad))
+        return Footers(files, row_groups, self.schemas.arrow, tuple(self.bad))
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """A schema that was met: as Parquet and Arrow have it, and where the column chunks of each field start."""
+
+    parquet: Any
+    extra: bytes | None
+    number: int
+    arrow: pa.Schema
+    starts: np.ndarray
+    flat: bool
+    doubled: bool
 
 
 class _Schemas:
     """The distinct schemas met so far; files of one writer share one, so comparing with the last nearly always does."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[Any, bytes | None, int, np.ndarray]] = []
-        self.arrow: list[pa.Schema] = []
+        self._known: list[_Known] = []
 
-    def number(self, metadata: pq.FileMetaData) -> tuple[int, np.ndarray]:
-        """Return the schema's number, and at which leaf each of its fields starts."""
+    @property
+    def arrow(self) -> tuple[pa.Schema, ...]:
+        return tuple(known.arrow for known in self._known)
+
+    def find(self, metadata: pq.FileMetaData) -> _Known:
         parquet, extra = metadata.schema, (metadata.metadata or {}).get(b"ARROW:schema")
-        for known, known_extra, number, offsets in reversed(self._known):
-            if extra == known_extra and known.equals(parquet):
-                return number, offsets
+        for known in reversed(self._known):
+            if extra == known.extra and known.parquet.equals(parquet):
+                return known
         arrow = parquet.to_arrow_schema()
         if not len(arrow) or sum(_leaves(field.type) for field in arrow) != metadata.num_columns:
             raise ValueError(f"{metadata.num_columns} column chunks a row group for {len(arrow)} columns")
-        offsets = leaf_starts(arrow)
         plain = pa.schema([pa.field(field.name, field.type, metadata=field.metadata) for field in arrow])
-        self.arrow.append(plain)
-        self._known.append((parquet, extra, len(self.arrow) - 1, offsets))
-        return len(self.arrow) - 1, offsets
+        for known in self._known:  # pandas notes the number of rows in the schema's metadata
+            if known.arrow.equals(plain, check_metadata=True):
+                return known
+        flat, doubled = len(arrow) == metadata.num_columns, len(set(arrow.names)) < len(arrow)
+        self._known.append(_Known(parquet, extra, len(self._known), plain, leaf_starts(arrow), flat, doubled))
+        return self._known[-1]
 
 
 def _read_chunk(root: str, paths: Sequence[str], sizes: Sequence[int], offset: int) -> Footers:
@@ -275,8 +292,11 @@ def _ends(location: Location, path: str, size: int) -> tuple[bytes, memoryview]:
     """Read a file's first bytes, when they come for free or matter, and at least its footer."""
     where = f"{location.path.rstrip('/')}/{path}"
     if "://" not in location.url:
-        with open(where, "rb", buffering=0) as file:
-            return _ends_by(lambda start, length: os.pread(file.fileno(), length, start), size)
+        handle = os.open(where, os.O_RDONLY | os.O_CLOEXEC)  # half the cost of open()
+        try:
+            return _ends_by(lambda start, length: os.pread(handle, length, start), size)
+        finally:
+            os.close(handle)
     with location.filesystem.open_input_file(where) as file:
         return _ends_by(lambda start, length: file.read_at(length, start), size)
 

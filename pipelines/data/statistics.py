@@ -141,19 +141,18 @@ def _read_chunk(
     file_schemas: Sequence[pa.Schema],
 ) -> list[ColumnStatistics]:
     location = open_filesystem(root)
-    parts: list[list[ColumnStatistics]] = [[] for _ in columns]
+    starts = {number: leaf_starts(file_schemas[number]) for number in {wanted.schema for wanted in files}}
+    collected = [_Collected(type) for _, type in columns]
     for wanted, size in zip(files, sizes, strict=True):
-        metadata = _same_footer(location, wanted, size)
+        metadata, schema = _same_footer(location, wanted, size), file_schemas[wanted.schema]
         groups = [metadata.row_group(number) for number in wanted.row_groups]
-        schema = file_schemas[wanted.schema]
-        starts = leaf_starts(schema)
-        for (name, type), found in zip(columns, parts, strict=True):
+        for (name, _), column in zip(columns, collected, strict=True):
             at = schema.get_field_index(name)
-            if at < 0:
-                found.append(_absent(groups, type))
+            if at < 0 or pt.is_null(schema.field(at).type):
+                column.add_absent(groups)
             else:
-                found.append(_of_column(metadata, groups, starts[at], schema.field(at).type, type))
-    return [_concatenated(part) for part in parts]
+                column.add(metadata, groups, int(starts[wanted.schema][at]), schema.field(at).type)
+    return [column.finish() for column in collected]
 
 
 def _same_footer(location: Location, wanted: _Wanted, size: int) -> pq.FileMetaData:
@@ -167,41 +166,54 @@ def _same_footer(location: Location, wanted: _Wanted, size: int) -> pq.FileMetaD
     return found[1]
 
 
-def _absent(groups: Sequence[pq.RowGroupMetaData], type: pa.DataType) -> ColumnStatistics:
-    unknown = _unknown(len(groups), type)
-    rows = pa.array([group.num_rows for group in groups], pa.int64())
-    return ColumnStatistics(unknown.minimum, unknown.maximum, rows)
+class _Collected:
+    """Raw statistics of one column in row groups one after the other, sorted by how the files hold the column."""
 
+    def __init__(self, type: pa.DataType) -> None:
+        self._type = type
+        self._target = type.value_type if pt.is_dictionary(type) else type
+        self._nulls: list[int | None] = []
+        self._raw: dict[tuple[pa.DataType, str | None], tuple[list[int], list[Any], list[Any]]] = {}
 
-def _of_column(
-    metadata: pq.FileMetaData, groups: Sequence[pq.RowGroupMetaData], leaf: int, held: pa.DataType, type: pa.DataType
-) -> ColumnStatistics:
-    value = held.value_type if pt.is_dictionary(held) else held
-    target = type.value_type if pt.is_dictionary(type) else type
-    if pt.is_null(value):
-        return _absent(groups, type)
-    if pt.is_nested(value):
-        return _unknown(len(groups), type)
-    found = [group.column(leaf).statistics for group in groups]
-    nulls = pa.array([s.null_count if s is not None and s.has_null_count else None for s in found], pa.int64())
-    bounded = [s if s is not None and s.has_min_max else None for s in found]
-    unit = _unit(metadata.schema.column(leaf))
-    try:
-        if holds(target, value) and any(bounded):
-            low = _bounds([None if s is None else _raw(s, value)[0] for s in bounded], value, unit, type)
-            high = _bounds([None if s is None else _raw(s, value)[1] for s in bounded], value, unit, type)
-            return _without_nan(low, high, nulls)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
-        pass  # a bound that does not fit into the unified type says nothing
-    unknown = _unknown(len(groups), type)
-    return ColumnStatistics(unknown.minimum, unknown.maximum, nulls)
+    def add_absent(self, groups: Sequence[pq.RowGroupMetaData]) -> None:
+        """Add row groups of a file that lacks the column: all their rows are null."""
+        self._nulls += [group.num_rows for group in groups]
 
+    def add(
+        self, metadata: pq.FileMetaData, groups: Sequence[pq.RowGroupMetaData], leaf: int, held: pa.DataType
+    ) -> None:
+        """Add row groups of a file that has the column, as the column chunk number `leaf` of type `held`."""
+        value = held.value_type if pt.is_dictionary(held) else held
+        if pt.is_nested(value):
+            self._nulls += [None] * len(groups)
+            return
+        unit = _unit(metadata.schema.column(leaf)) if pt.is_timestamp(value) or pt.is_time(value) else None
+        places, lows, highs = self._raw.setdefault((value, unit), ([], [], []))
+        as_number = pt.is_integer(value) or pt.is_floating(value) or pt.is_decimal(value)
+        for group in groups:
+            found = group.column(leaf).statistics
+            if found is not None and found.has_min_max:
+                places.append(len(self._nulls))
+                # Other bounds are taken raw: Python's dates and times would lose nanoseconds.
+                lows.append(found.min if as_number else found.min_raw)
+                highs.append(found.max if as_number else found.max_raw)
+            self._nulls.append(found.null_count if found is not None and found.has_null_count else None)
 
-def _raw(statistics: pq.Statistics, value: pa.DataType) -> tuple[Any, Any]:
-    """Take bounds as numbers or bytes: Python's dates and times would lose nanoseconds."""
-    if pt.is_integer(value) or pt.is_floating(value) or pt.is_decimal(value):
-        return statistics.min, statistics.max
-    return statistics.min_raw, statistics.max_raw
+    def finish(self) -> ColumnStatistics:
+        """Convert what was collected to the unified type; what does not fit there says nothing."""
+        parts = [_unknown(1, self._type)]
+        order = np.zeros(len(self._nulls), np.int64)  # the place of what is known of each row group; 0 is unknown
+        for (value, unit), (places, lows, highs) in self._raw.items():
+            try:
+                if not holds(self._target, value):
+                    continue
+                bounds = [_bounds(raw, value, unit, self._type) for raw in (lows, highs)]
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
+                continue
+            order[places] = np.arange(len(places)) + sum(len(part.nulls) for part in parts)
+            parts.append(_without_nan(bounds[0], bounds[1]))
+        known = _concatenated(parts)
+        return ColumnStatistics(known.minimum.take(order), known.maximum.take(order), pa.array(self._nulls, pa.int64()))
 
 
 def _bounds(raw: Sequence[Any], value: pa.DataType, unit: str | None, type: pa.DataType) -> pa.Array:
@@ -223,11 +235,11 @@ def _bounds(raw: Sequence[Any], value: pa.DataType, unit: str | None, type: pa.D
     return pa.array(raw, value).cast(plain, safe=not pt.is_integer(value))
 
 
-def _without_nan(low: pa.Array, high: pa.Array, nulls: pa.Array) -> ColumnStatistics:
+def _without_nan(low: pa.Array, high: pa.Array) -> ColumnStatistics:
     if pt.is_floating(low.type):
         odd = pc.or_kleene(pc.is_nan(low), pc.is_nan(high))
         low, high = (pc.if_else(odd, pa.scalar(None, low.type), bound) for bound in (low, high))
-    return ColumnStatistics(low, high, nulls)
+    return ColumnStatistics(low, high, pa.nulls(len(low), pa.int64()))
 
 
 def _unit(column: pq.ColumnSchema) -> str | None:

@@ -121,7 +121,7 @@ def test_a_file_that_may_not_be_read_is_no_bad_file(tmp_path: Path, monkeypatch:
     def denied(*args: object, **kwargs: object) -> None:
         raise PermissionError(13, "Permission denied", str(tmp_path / "a.parquet"))
 
-    monkeypatch.setattr("builtins.open", denied)  # whoever runs the tests may be root
+    monkeypatch.setattr("os.open", denied)  # whoever runs the tests may be root
     with pytest.raises(StorageError, match=r"a\.parquet: can't read") as error:
         open_dataset(str(tmp_path), on_bad_file="skip")
     assert error.value.exit_code == 5

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -98,6 +99,12 @@ def test_nested_columns_count_as_one_and_empty_row_groups_are_left_out(tmp_path:
     assert rows[0]["column_bytes"] == [sizes[0] + sizes[1], sizes[2] + sizes[3], sizes[4]]
     assert [row["first_row"] for row in rows] == [0, 1]
     assert all(row["rows"] for row in rows)
+
+
+def test_what_pandas_notes_of_its_index_makes_no_other_schema(tmp_path: Path) -> None:
+    for rows in (1, 2, 3):
+        pd.DataFrame({"a": range(rows)}).to_parquet(tmp_path / f"{rows}.parquet")
+    assert len(open_dataset(str(tmp_path)).file_schemas) == 1
 
 
 def test_a_copy_elsewhere_has_the_same_content_but_another_location(folder: Path, tmp_path: Path) -> None:
