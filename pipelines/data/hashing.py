@@ -62,6 +62,8 @@ def hash_values(values: pa.Array, seed: int = 0) -> np.ndarray:
     if not pa.types.is_dictionary(values.type):
         if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
             return _hash_distinct(values, seed)
+        if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
+            values = values.cast(pa.large_binary())  # Arrow 26 encodes a null view as the empty text
         values = values.dictionary_encode("encode")
     distinct = _hash_distinct(values.dictionary, seed)
     null = _hash_distinct(pa.nulls(1, pa.int64()), seed)

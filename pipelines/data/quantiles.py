@@ -84,7 +84,7 @@ class ValueCounts:
     `shift` is the smallest s for which the occupied cells fit, whatever the grouping of the rows.
     """
 
-    capacity: int = 65_536
+    capacity: int = 65_536  # at least 2: negative and other values never share a cell
     shift: int = 0
     cells: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     counts: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
