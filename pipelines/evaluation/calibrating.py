@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import expit, logit, xlogy
-from sklearn.isotonic import isotonic_regression
 
 from pipelines.evaluation.groups import Groups, compress
 from pipelines.evaluation.sums import Codes, Floats
@@ -146,6 +145,8 @@ def _append(held: _Blocks, groups: Groups) -> _Blocks:
 
 
 def _pool_violators(blocks: _Blocks) -> _Blocks:
+    from sklearn.isotonic import isotonic_regression  # 54 MiB in every worker, which only tuning with isotonic needs
+
     weight = blocks.positive + blocks.negative
     fitted = isotonic_regression(blocks.positive / weight, sample_weight=weight, increasing=False)
     return _pool(blocks, np.flatnonzero(np.concatenate([[True], fitted[1:] != fitted[:-1]])))

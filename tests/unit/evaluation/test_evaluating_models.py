@@ -81,7 +81,7 @@ def test_a_model_of_several_classes_measures_as_with_sklearn(make_case, tmp_path
 
 
 def test_segments_have_the_same_metrics_in_the_same_pass(make_case, tmp_path):
-    case = make_case("late")
+    case = make_case("late", shards=3)
     config = EvaluateConfig(metrics=["auc", "log_loss"], segments=["carrier", "day", "flight"], max_segments=3)
     found = run(case, tmp_path, config).parts["test"]
     carrier, day, flight = found.segments
@@ -104,7 +104,7 @@ def test_segments_have_the_same_metrics_in_the_same_pass(make_case, tmp_path):
 
 
 def test_null_is_a_segment_and_one_class_is_no_error(make_case, tmp_path):
-    case = make_case("late")
+    case = make_case("late", shards=2)
     config = EvaluateConfig(metrics=["auc", "accuracy"], segments=["carrier", "plane"], max_segments=1000)
     found = run(case, tmp_path, config).parts["test"]
     carrier, plane = found.segments
@@ -157,7 +157,7 @@ def test_scratch_is_empty_afterwards_also_after_a_failure(make_case, tmp_path, m
 
 def test_a_model_without_scores_for_some_rows_is_an_error(make_case, tmp_path):
     # A linear predictor gives NaN where a feature is missing and not imputed.
-    case = make_case("late", features=["x1", "gappy"])
+    case = make_case("late", features=("x1", "gappy"))
     with pytest.raises(DataError, match="gives no score") as caught:
         run(case, tmp_path)
     assert "part-0.parquet" in str(caught.value)

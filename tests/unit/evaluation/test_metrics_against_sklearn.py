@@ -18,6 +18,7 @@ from pipelines.evaluation.ranks import rank
 from pipelines.evaluation.state import State
 from pipelines.evaluation.terms import Question, Rows
 
+SETTINGS = settings(deadline=None, max_examples=30)  # scikit-learn takes a millisecond for each metric
 TOLERANCE = 1e-9  # what is promised; what is seen is some 1e-15
 
 
@@ -94,7 +95,7 @@ def binary_rows(draw):
 
 
 @given(binary_rows())
-@settings(deadline=None)
+@SETTINGS
 def test_binary_metrics_equal_sklearn(case):
     rows, cuts, threshold = case
     found = m.measure(tally(Question("binary", 2, threshold), rows, cuts), names_for("binary"))
@@ -102,7 +103,7 @@ def test_binary_metrics_equal_sklearn(case):
 
 
 @given(binary_rows())
-@settings(deadline=None)
+@SETTINGS
 def test_any_partition_of_unweighted_rows_gives_the_same_bits(case):
     rows, cuts, threshold = case
     question, rows = Question("binary", 2, threshold), Rows(rows.y, rows.scores)
@@ -110,7 +111,7 @@ def test_any_partition_of_unweighted_rows_gives_the_same_bits(case):
 
 
 @given(binary_rows())
-@settings(deadline=None)
+@SETTINGS
 def test_any_partition_of_weighted_rows_gives_the_same_sums_and_nearly_the_same_ranks(case):
     rows, cuts, threshold = case
     question = Question("binary", 2, threshold)
@@ -123,7 +124,7 @@ def test_any_partition_of_weighted_rows_gives_the_same_sums_and_nearly_the_same_
 
 
 @given(binary_rows())
-@settings(deadline=None)
+@SETTINGS
 def test_calibration_curve_equals_sklearn(case):
     rows, cuts, _ = case
     rows = Rows(rows.y, rows.scores)
@@ -152,7 +153,7 @@ def multiclass_rows(draw):
 
 
 @given(multiclass_rows())
-@settings(deadline=None, max_examples=60)
+@SETTINGS
 def test_multiclass_metrics_equal_sklearn(case):
     rows, k, cuts = case
     y, p, w = rows.y, rows.scores, rows.weight
@@ -194,7 +195,7 @@ def regression_rows(draw):
 
 
 @given(regression_rows())
-@settings(deadline=None)
+@SETTINGS
 def test_regression_metrics_equal_sklearn(case):
     rows, cuts = case
     y, p, w = rows.y, rows.scores, rows.weight

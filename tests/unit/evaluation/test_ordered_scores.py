@@ -14,7 +14,8 @@ from pipelines.errors import StorageError
 from pipelines.evaluation import external, spill
 from pipelines.evaluation.groups import Groups, as_groups, combine, compress, group_rows, keys_of, scores_of
 from pipelines.evaluation.ranks import rank
-from pipelines.evaluation.spill import RunReader, RunWriter, Stream, scratch_folder
+from pipelines.evaluation.scratch import scratch_folder
+from pipelines.evaluation.spill import RunReader, RunWriter, Stream
 from pipelines.storage import open_filesystem
 
 ANY = st.floats(allow_nan=False, allow_infinity=False)
