@@ -322,8 +322,7 @@ def _open(
     new = [i for i in range(len(located.files)) if i not in have]
     read = read_footers(
         located.root,
-        [located.files[i].path for i in new],
-        [located.files[i].size for i in new],
+        [located.files[i] for i in new],
         threads=threads,
         client=client,
         progress=progress,

@@ -7,8 +7,7 @@ one number while the footer is at hand.
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +18,12 @@ import pyarrow.types as pt
 
 from pipelines.data import badfiles
 from pipelines.data.badfiles import BadFile
+from pipelines.data.ends import Ends
+from pipelines.data.listing import ListedFile
 from pipelines.data.parallel import Progress, gather
-from pipelines.errors import DatasetChangedError
-from pipelines.storage import Location, open_filesystem
-from pipelines.storage.faults import storage_errors
 
 if TYPE_CHECKING:
     import distributed
-
-_FIRST_READ = 64 * 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +71,7 @@ ROW_GROUPS = pa.schema(
 
 def read_footers(
     root: str,
-    paths: Sequence[str],
-    sizes: Sequence[int],
+    files: Sequence[ListedFile],
     *,
     threads: int | None = None,
     client: distributed.Client | None = None,
@@ -87,8 +82,8 @@ def read_footers(
     Parameters
     ----------
     root : str
-        URL or path that `paths` are relative to.
-    paths, sizes : sequences of the same length
+        URL or path that the files' paths are relative to.
+    files : sequence of ListedFile
     threads : int, optional
         By default the number of processors for local files, 32 for others.
     client : distributed.Client, optional
@@ -102,26 +97,22 @@ def read_footers(
     DatasetChangedError
         A file that vanished.
     """
-    return gather(_read_chunk, root, paths, sizes, merge_footers, threads=threads, client=client, progress=progress)
+    return gather(_read_chunk, root, files, merge_footers, threads=threads, client=client, progress=progress)
 
 
-def footer_at(location: Location, path: str, size: int) -> tuple[memoryview, pq.FileMetaData] | BadFile:
+def footer_at(ends: Ends, file: ListedFile) -> tuple[memoryview, pq.FileMetaData] | BadFile:
     """Read one footer: its bytes (with the 8 that follow it) and what they say; or why that can't be done."""
+    path, size = file.path, file.size
     if size == 0:
         return badfiles.empty(path)
-    with storage_errors(f"{location.url}/{path}", "read"):
-        try:
-            head, tail = _ends(location, path, size)
-        except FileNotFoundError as error:
-            where = f"{location.url}/{path}"
-            raise DatasetChangedError("the file vanished while the dataset was opened", on=where) from error
+    head, tail = ends.read(file)
     if len(tail) < 8 or tail[-4:] != badfiles.MAGIC or head[:4] not in (badfiles.MAGIC, b""):
-        return badfiles.not_parquet(path, size, bytes(head), bytes(tail[-8:]))
+        return badfiles.not_parquet(path, size, head, tail[-8:])
     length = int.from_bytes(tail[-8:-4], "little")
     if length + 12 > size:
         found = f"a length of {length:,} bytes in a file of {size:,}"
         return badfiles.damaged(path, found, "a footer that fits into the file")
-    footer = tail[-8 - length :]
+    footer = memoryview(tail)[-8 - length :]
     try:
         metadata = pq.read_metadata(pa.BufferReader(footer))
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
@@ -231,14 +222,14 @@ class _Schemas:
         return self._known[-1]
 
 
-def _read_chunk(root: str, paths: Sequence[str], sizes: Sequence[int], offset: int) -> Footers:
-    location, columns = open_filesystem(root), _Columns()
-    for index, (path, size) in enumerate(zip(paths, sizes, strict=True), offset):
-        found = footer_at(location, path, size)
+def _read_chunk(root: str, files: Sequence[ListedFile], offset: int) -> Footers:
+    ends, columns = Ends(root), _Columns()
+    for index, file in enumerate(files, offset):
+        found = footer_at(ends, file)
         if isinstance(found, BadFile):
             columns.bad.append(found)
         else:
-            columns.add(index, path, *found)
+            columns.add(index, file.path, *found)
     return columns.finish()
 
 
@@ -283,29 +274,3 @@ def _leaves(type: pa.DataType) -> int:
     if pt.is_nested(type):
         return _leaves(type.value_type)
     return 1
-
-
-# --- bytes -----------------------------------------------------------------------------------------------------------
-
-
-def _ends(location: Location, path: str, size: int) -> tuple[bytes, memoryview]:
-    """Read a file's first bytes, when they come for free or matter, and at least its footer."""
-    where = f"{location.path.rstrip('/')}/{path}"
-    if "://" not in location.url:
-        handle = os.open(where, os.O_RDONLY | os.O_CLOEXEC)  # half the cost of open()
-        try:
-            return _ends_by(lambda start, length: os.pread(handle, length, start), size)
-        finally:
-            os.close(handle)
-    with location.filesystem.open_input_file(where) as file:
-        return _ends_by(lambda start, length: file.read_at(length, start), size)
-
-
-def _ends_by(read: Callable[[int, int], bytes], size: int) -> tuple[bytes, memoryview]:
-    tail = read(max(0, size - _FIRST_READ), min(size, _FIRST_READ))
-    if tail[-4:] != badfiles.MAGIC:
-        return read(0, 40), memoryview(tail)
-    needed = int.from_bytes(tail[-8:-4], "little") + 8
-    if len(tail) < needed <= size:
-        tail = read(size - needed, needed)
-    return tail[:4] if len(tail) == size else b"", memoryview(tail)

@@ -20,7 +20,7 @@ MANY_FILES = 2_000
 
 _CHUNK = 32
 _CLUSTER_CHUNK = 500
-_CLUSTER_DEADLINE_S = 900.0
+_CLUSTER_SILENCE_S = 300.0
 _REMOTE_THREADS = 32
 
 _logger = logging.getLogger(__name__)
@@ -30,14 +30,13 @@ def gather(
     function: Callable[..., T],
     root: str,
     items: Sequence[Any],
-    sizes: Sequence[int],
     merge: Callable[[Sequence[T]], T],
     *arguments: Any,
     threads: int | None = None,
     client: distributed.Client | None = None,
     progress: Progress | None = None,
 ) -> T:
-    """Apply ``function(root, items, sizes, offset, *arguments)`` to runs of files, and merge the results in order.
+    """Apply ``function(root, items, offset, *arguments)`` to runs of files, and merge the results in order.
 
     Parameters
     ----------
@@ -48,24 +47,24 @@ def gather(
     threads : int, optional
         By default the number of processors for local files, 32 for others.
     client : distributed.Client, optional
-        Used from `MANY_FILES` files on. When its workers fail, threads of this process do the work.
+        Used from `MANY_FILES` files on. When its workers fail, or finish nothing for five minutes, threads of this
+        process do the work.
     progress : callable, optional
     """
     if client is not None and len(items) >= MANY_FILES and not root.startswith("memory:"):
         import distributed
 
         try:
-            return merge(_on_cluster(client, function, root, items, sizes, merge, arguments, progress))
+            return merge(_on_cluster(client, function, root, items, merge, arguments, progress))
         except (distributed.KilledWorker, distributed.comm.CommClosedError, TimeoutError) as error:
             _logger.warning("%d files of %s are read here: the cluster failed (%r)", len(items), root, error)
-    return merge(_in_threads(function, root, items, sizes, arguments, threads, progress))
+    return merge(_in_threads(function, root, items, arguments, threads, progress))
 
 
 def _in_threads(
     function: Callable[..., T],
     root: str,
     items: Sequence[Any],
-    sizes: Sequence[int],
     arguments: Sequence[Any],
     threads: int | None,
     progress: Progress | None,
@@ -73,10 +72,7 @@ def _in_threads(
     workers = threads or (_REMOTE_THREADS if "://" in root else os.cpu_count() or 1)
     step = max(1, min(_CHUNK, -(-len(items) // workers)))
     with ThreadPoolExecutor(workers, thread_name_prefix="footers") as pool:
-        futures = [
-            pool.submit(function, root, items[i : i + step], sizes[i : i + step], i, *arguments)
-            for i in range(0, len(items), step)
-        ]
+        futures = [pool.submit(function, root, items[i : i + step], i, *arguments) for i in range(0, len(items), step)]
         try:
             for done in _counted(as_completed(futures), step, len(items), progress):
                 done.result()
@@ -98,7 +94,6 @@ def _on_cluster(
     function: Callable[..., T],
     root: str,
     items: Sequence[Any],
-    sizes: Sequence[int],
     merge: Callable[[Sequence[T]], T],
     arguments: Sequence[Any],
     progress: Progress | None,
@@ -107,23 +102,11 @@ def _on_cluster(
 
     step = _CLUSTER_CHUNK
     futures = [
-        client.submit(
-            _on_worker,
-            function,
-            root,
-            items[i : i + step],
-            sizes[i : i + step],
-            i,
-            merge,
-            arguments,
-            pure=False,
-            retries=2,
-        )
+        client.submit(_on_worker, function, root, items[i : i + step], i, merge, arguments, pure=False, retries=2)
         for i in range(0, len(items), step)
     ]
     try:
-        landed = distributed.as_completed(futures, timeout=_CLUSTER_DEADLINE_S)
-        for done in _counted(landed, step, len(items), progress):
+        for done in _counted(_landing(futures), step, len(items), progress):
             done.result()
         results: list[T] = client.gather(futures)
     finally:
@@ -131,16 +114,25 @@ def _on_cluster(
     return results
 
 
+def _landing(futures: Sequence[distributed.Future]) -> Iterator[distributed.Future]:
+    """Yield futures as they finish; TimeoutError when none does for a long time."""
+    import distributed
+
+    pending = set(futures)
+    while pending:
+        done, pending = distributed.wait(pending, timeout=_CLUSTER_SILENCE_S, return_when="FIRST_COMPLETED")
+        yield from done
+
+
 def _on_worker(
     function: Callable[..., T],
     root: str,
     items: Sequence[Any],
-    sizes: Sequence[int],
     offset: int,
     merge: Callable[[Sequence[T]], T],
     arguments: Sequence[Any],
 ) -> T:
-    def shifted(root: str, items: Sequence[Any], sizes: Sequence[int], start: int, *arguments: Any) -> T:
-        return function(root, items, sizes, offset + start, *arguments)
+    def shifted(root: str, items: Sequence[Any], start: int, *arguments: Any) -> T:
+        return function(root, items, offset + start, *arguments)
 
-    return merge(_in_threads(shifted, root, items, sizes, arguments, None, None))
+    return merge(_in_threads(shifted, root, items, arguments, None, None))

@@ -21,11 +21,13 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from pipelines.data.badfiles import BadFile
+from pipelines.data.ends import Ends
 from pipelines.data.footers import footer_at, leaf_starts
+from pipelines.data.listing import ListedFile
 from pipelines.data.parallel import gather
 from pipelines.data.widening import holds
 from pipelines.errors import DatasetChangedError
-from pipelines.storage import Location, open_filesystem
+from pipelines.storage import join_url
 
 if TYPE_CHECKING:
     import distributed
@@ -84,12 +86,11 @@ def read_statistics(
     if not files.num_rows or not columns:
         return {name: _concatenated([_unknown(row_groups.num_rows, type)]) for name, type in columns.items()}
     chosen = _chosen_groups(files.num_rows, row_groups)
-    told = (files[name].to_pylist() for name in ("path", "footer", "schema"))
+    told = (files[name].to_pylist() for name in ("path", "size", "etag", "mtime_ns", "footer", "schema"))
     parts = gather(
         _read_chunk,
         root,
-        [_Wanted(*each) for each in zip(*told, chosen, strict=True)],
-        files["size"].to_pylist(),
+        [_Wanted(ListedFile(*each[:4]), *each[4:]) for each in zip(*told, chosen, strict=True)],
         _merge,
         tuple(columns.items()),
         tuple(file_schemas),
@@ -103,7 +104,7 @@ def read_statistics(
 class _Wanted:
     """What is wanted of one file: it must still have this footer."""
 
-    path: str
+    file: ListedFile
     footer: bytes
     schema: int
     row_groups: tuple[int, ...]
@@ -135,16 +136,15 @@ def _unknown(count: int, type: pa.DataType) -> ColumnStatistics:
 def _read_chunk(
     root: str,
     files: Sequence[_Wanted],
-    sizes: Sequence[int],
     offset: int,
     columns: Sequence[tuple[str, pa.DataType]],
     file_schemas: Sequence[pa.Schema],
 ) -> list[ColumnStatistics]:
-    location = open_filesystem(root)
+    ends = Ends(root)
     starts = {number: leaf_starts(file_schemas[number]) for number in {wanted.schema for wanted in files}}
     collected = [_Collected(type) for _, type in columns]
-    for wanted, size in zip(files, sizes, strict=True):
-        metadata, schema = _same_footer(location, wanted, size), file_schemas[wanted.schema]
+    for wanted in files:
+        metadata, schema = _same_footer(ends, wanted), file_schemas[wanted.schema]
         groups = [metadata.row_group(number) for number in wanted.row_groups]
         for (name, _), column in zip(columns, collected, strict=True):
             at = schema.get_field_index(name)
@@ -155,12 +155,12 @@ def _read_chunk(
     return [column.finish() for column in collected]
 
 
-def _same_footer(location: Location, wanted: _Wanted, size: int) -> pq.FileMetaData:
-    found = footer_at(location, wanted.path, size)
+def _same_footer(ends: Ends, wanted: _Wanted) -> pq.FileMetaData:
+    found = footer_at(ends, wanted.file)
     if isinstance(found, BadFile) or hashlib.sha256(found[0]).digest() != wanted.footer:
         raise DatasetChangedError(
             "the file was written again since the dataset was opened",
-            on=f"{location.url}/{wanted.path}",
+            on=join_url(ends.root, wanted.file.path),
             remedy="Open the dataset again.",
         )
     return found[1]

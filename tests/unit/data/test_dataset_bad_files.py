@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pipelines.data.dataset import open_dataset
 from pipelines.data.footers import read_footers
+from pipelines.data.listing import ListedFile
 from pipelines.errors import DataError, DatasetChangedError, NotFoundError, StorageError
 from pipelines.storage import open_store
 
@@ -129,7 +130,7 @@ def test_a_file_that_may_not_be_read_is_no_bad_file(tmp_path: Path, monkeypatch:
 
 def test_a_file_that_vanishes_meanwhile_is_told(tmp_path: Path) -> None:
     with pytest.raises(DatasetChangedError, match=r"gone\.parquet: the file vanished"):
-        read_footers(str(tmp_path), ["gone.parquet"], [100])
+        read_footers(str(tmp_path), [ListedFile("gone.parquet", 100, "", 0)])
 
 
 def test_a_large_footer_needs_a_second_read(tmp_path: Path) -> None:
@@ -152,6 +153,6 @@ def test_any_truncation_and_any_noise_is_described(
     cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
     for content in (cut, data.draw(st.binary(max_size=64)), cut + b"PAR1"):
         (folder / "x.parquet").write_bytes(content)
-        footers = read_footers(str(folder), ["x.parquet"], [len(content)])
+        footers = read_footers(str(folder), [ListedFile("x.parquet", len(content), "", 0)])
         assert len(footers.bad) + footers.files.num_rows == 1
     shutil.rmtree(folder)

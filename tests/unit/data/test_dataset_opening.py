@@ -20,6 +20,7 @@ from pipelines import codec
 from pipelines.data import dataset as dataset_module
 from pipelines.data.config import DataConfig, Versioned
 from pipelines.data.dataset import Dataset, load_dataset, open_dataset
+from pipelines.data.listing import ListedFile
 from pipelines.errors import CorruptArtifactError, DataError, DatasetChangedError, ObjectNotFoundError, StorageError
 from pipelines.storage import open_store
 
@@ -168,9 +169,9 @@ def test_refreshing_reads_new_and_changed_files_only(folder: Path, monkeypatch: 
     read: list[str] = []
     real = dataset_module.read_footers
 
-    def counting(root: str, paths: list[str], sizes: list[int], **options: Any) -> Any:
-        read.extend(paths)
-        return real(root, paths, sizes, **options)
+    def counting(root: str, files: list[ListedFile], **options: Any) -> Any:
+        read.extend(file.path for file in files)
+        return real(root, files, **options)
 
     monkeypatch.setattr(dataset_module, "read_footers", counting)
     after = before.refresh()
