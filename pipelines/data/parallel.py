@@ -98,8 +98,6 @@ def _on_cluster(
     arguments: Sequence[Any],
     progress: Progress | None,
 ) -> list[T]:
-    import distributed
-
     step = _CLUSTER_CHUNK
     futures = [
         client.submit(_on_worker, function, root, items[i : i + step], i, merge, arguments, pure=False, retries=2)
