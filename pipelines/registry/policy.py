@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.codec import to_plain
-from pipelines.errors import AliasMovedError, CorruptArtifactError, DataError, UserCodeError
+from pipelines.errors import AliasMovedError, CorruptArtifactError, DataError, UsageError, UserCodeError
 from pipelines.evaluation import Comparison, Evaluation, compare
 from pipelines.registry.config import PublishConfig
 from pipelines.registry.contamination import seen_test_rows
@@ -90,6 +90,8 @@ def promote_by(
         champion = registry.current(version.name, config.alias)
         if champion is not None and champion.version == version.version:
             return Promotion(True, "same", "the alias means this version already")
+        if (taken := _taken_before(registry, config, version)) is not None:
+            return taken
         number = 0 if champion is None else champion.version
         if number not in judged:
             judged[number] = _judge(registry, config, champion, evaluation, lineage, evaluate_champion, metric)
@@ -98,6 +100,14 @@ def promote_by(
         except AliasMovedError as error:
             log.info("decide again on %s: %s", version.ref, error)
     raise AliasMovedError(f"the alias moved {_RACES} times while it was decided", on=f"{version.name}@{config.alias}")
+
+
+def _taken_before(registry: Registry, config: PublishConfig, version: ModelVersion) -> Promotion | None:
+    """The refusal of this very version, if it is the newest entry: a resumed run does not judge again."""
+    entry = registry.newest_entry(version.name, config.alias)
+    if entry is None or entry.action != "refuse" or entry.candidate != version.version:
+        return None
+    return Promotion(False, entry.evidence["outcome"], entry.why, entry=entry)
 
 
 def _judge(
@@ -116,7 +126,7 @@ def _judge(
         if not verdict.clean:
             return Promotion(False, "contaminated", f"{champion.ref} may have seen the test rows: {verdict.reason}")
         theirs = evaluate_champion(champion)
-    except (CorruptArtifactError, DataError, UserCodeError) as error:
+    except (CorruptArtifactError, DataError, UsageError, UserCodeError) as error:
         return Promotion(False, "incomparable", f"{champion.ref} can't be evaluated on this data: {error}")
     found = compare(evaluation, theirs, config.metric or metric, min_improvement=config.min_improvement)
     if found.refused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -23,6 +24,8 @@ from pipelines.registry.publishing import Publication, load_golden, load_stored,
 from pipelines.registry.records import AliasEntry, Artifact, ModelVersion, decode
 from pipelines.registry.verifying import Verification, verify
 from pipelines.storage import ObjectStore, absolute_url, open_store
+
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,8 @@ class Registry:
 
     def models(self) -> tuple[ModelSummary, ...]:
         """List the models, by name."""
-        found = ((name, self.newest(name)) for name in self.store.folders("models"))
-        return tuple(ModelSummary(name, newest, self.aliases(name)) for name, newest in found if newest is not None)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return tuple(each for each in pool.map(self._summary, self.store.folders("models")) if each is not None)
 
     def newest(self, name: str) -> ModelVersion | None:
         """Read the newest version of a model; None when there is none."""
@@ -187,8 +190,12 @@ class Registry:
 
     def current(self, name: str, alias: str = CHAMPION) -> ModelVersion | None:
         """Read the version that an alias means; None when it means none yet."""
-        entry = alias_log.current_entry(self.store, check_name("model", name), check_name("alias", alias))
+        entry = self.newest_entry(name, alias)
         return None if entry is None or entry.version is None else self.get(Ref(name, version=entry.version))
+
+    def newest_entry(self, name: str, alias: str = CHAMPION) -> AliasEntry | None:
+        """Read the newest entry of an alias's log; None when nothing has happened to it."""
+        return alias_log.current_entry(self.store, check_name("model", name), check_name("alias", alias))
 
     def promote(
         self,
@@ -322,6 +329,10 @@ class Registry:
         return log
 
     # --- within -------------------------------------------------------------------------------------------------------
+
+    def _summary(self, name: str) -> ModelSummary | None:
+        newest = self.newest(name)
+        return None if newest is None else ModelSummary(name, newest, self.aliases(name))
 
     def _version(self, ref: str | Ref | ModelVersion) -> ModelVersion:
         return ref if isinstance(ref, ModelVersion) else self.get(ref)

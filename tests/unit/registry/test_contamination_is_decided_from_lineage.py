@@ -49,6 +49,7 @@ def timed(test: int) -> SplitPlan:
         (lineage(BY_ROW), BASE, False, "another one"),
         (lineage(BY_ROW), lineage(BY_ROW), True, "same name in both"),
         (lineage(BY_ROW, FILES), lineage(BY_ROW), True, "same name in both"),
+        (lineage(replace(BY_ROW, test=0.3)), lineage(BY_ROW), False, "another one"),
         (lineage(BY_ROW), lineage(replace(BY_ROW, seed=8)), False, "another one"),
         (lineage(BY_ROW), lineage(BY_ROW, (replace(FILES[0], path="moved"),)), False, "under another name"),
         (lineage(BY_ROW), lineage(BY_ROW, (*FILES[:3], replace(FILES[0], path="copy"))), False, "under another name"),

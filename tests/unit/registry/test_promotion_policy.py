@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipelines.errors import DataError
+from pipelines.errors import CorruptArtifactError, DataError, StorageError, UsageError, UserCodeError
 from pipelines.evaluation import Evaluation
 from pipelines.registry import ModelVersion, Promotion, PublishConfig, Registry, promote_by
 
@@ -112,14 +112,25 @@ def test_evaluations_of_other_rows_are_not_compared(registry: Registry, trained:
     assert "different rows" in promotion.reason
 
 
-def test_a_champion_that_can_not_read_the_new_data_stays(registry: Registry, trained: Any) -> None:
+@pytest.mark.parametrize("kind", [DataError, UsageError, UserCodeError, CorruptArtifactError])
+def test_a_champion_that_can_not_be_evaluated_here_stays(registry: Registry, trained: Any, kind: Any) -> None:
     def fail(version: ModelVersion) -> Evaluation:
-        raise DataError("the data lacks columns that the model reads: humidity")
+        raise kind("the data lacks columns that the model reads: humidity")
 
     publish_and_decide(registry, trained(0.1))
     _, promotion = publish_and_decide(registry, trained(0.2), champion=fail)
     assert (promotion.promoted, promotion.outcome) == (False, "incomparable")
     assert "humidity" in promotion.reason
+
+
+def test_a_store_that_fails_decides_nothing(registry: Registry, trained: Any) -> None:
+    def fail(version: ModelVersion) -> Evaluation:
+        raise StorageError("no answer")
+
+    publish_and_decide(registry, trained(0.1))
+    with pytest.raises(StorageError):
+        publish_and_decide(registry, trained(0.2), champion=fail)
+    assert len(registry.history("flights")) == 1
 
 
 def test_never_and_always(registry: Registry, trained: Any) -> None:
@@ -138,6 +149,16 @@ def test_a_resumed_run_finds_its_decision_taken(registry: Registry, trained: Any
     _, promotion = publish_and_decide(registry, made)
     assert (promotion.promoted, promotion.outcome) == (True, "same")
     assert len(registry.history("flights")) == 1
+
+
+def test_a_resumed_run_finds_its_refusal_too(registry: Registry, trained: Any) -> None:
+    publish_and_decide(registry, trained(0.1, run_id="run-0"))
+    made = trained(0.2, run_id="run-1")
+    _, refused = publish_and_decide(registry, made, champion=Champion(0.9))
+    champion = Champion(0.1)
+    _, again = publish_and_decide(registry, made, champion=champion)
+    assert (again.promoted, again.outcome, again.entry) == (False, "not_better", refused.entry)
+    assert champion.asked == []
 
 
 def test_who_loses_a_race_decides_again_against_the_new_champion(registry: Registry, trained: Any) -> None:
