@@ -1,4 +1,8 @@
-"""How do shards become XGBoost's bins? Blocks of transformed rows, kept or read again, through one iterator."""
+"""How do shards become XGBoost's bins? Blocks of transformed rows, kept or read again, through one iterator.
+
+XGBoost goes through the rows four times to bin them (counted with version 3.2), so they are kept, as float32, while it
+does, unless they would not fit.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,6 @@ from pipelines.training.gang.context import Array
 
 BLOCK_ROWS = 131_072
 """Rows that XGBoost is given at a time: its sketch costs a third more CPU in blocks of 16,384 (measured, 5 M × 28)."""
-
-PASSES = 5
-"""How often XGBoost goes through the rows to bin them (as counted with version 3.2)."""
 
 
 @dataclass(frozen=True)

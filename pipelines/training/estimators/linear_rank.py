@@ -70,7 +70,12 @@ def program(context: RankContext) -> bytes:
         passes = Passes(lanes, features, setting.loss, class_weight=setting.class_weight, threads=context.threads)
         streams = {number: LaneStream(number, blocks, job.config.random_state) for number, blocks in lanes.items()}
         team = Team(context.collective, passes, streams, job.lanes_total, features)
-        used = {"rank": context.rank, "load_s": load_s, "memory_bytes": store.memory_bytes, "disk_bytes": store.disk_bytes}
+        used = {
+            "rank": context.rank,
+            "load_s": load_s,
+            "memory_bytes": store.memory_bytes,
+            "disk_bytes": store.disk_bytes,
+        }
         if context.rank == 0:
             result = _lead(context, job, setting, team, moments, tell)
             return encode_state({**result, "rank": {**used, "compute_s": team.compute_s}})
@@ -220,9 +225,7 @@ def choose_solver(params: LinearParams, setting: _Setting, features: int) -> str
     return "owlqn" if setting.l1 else "lbfgs"
 
 
-def _minimise(
-    solver: str, objective: MeanObjective, start: State, watch: _Watching, params: LinearParams
-) -> Outcome:
+def _minimise(solver: str, objective: MeanObjective, start: State, watch: _Watching, params: LinearParams) -> Outcome:
     if solver == "newton":
         return newton(objective, start, watch, tol=params.tol, max_iter=params.max_iter)
     if solver in ("lbfgs", "owlqn"):
@@ -243,9 +246,7 @@ def _minimise(
     inner = np.abs(outcome.weights[objective.penalised]).sum()
     residual = float(np.abs(gradient).max())
     value = loss + objective.l1 * float(inner)
-    return Outcome(
-        outcome.weights, value, residual, outcome.steps, outcome.reason, outcome.converged, outcome.history
-    )
+    return Outcome(outcome.weights, value, residual, outcome.steps, outcome.reason, outcome.converged, outcome.history)
 
 
 def _diagonal(setting: _Setting, moments: Moments) -> Array:
@@ -327,16 +328,21 @@ class _Telling:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _REPORT_S
             rate = self.rows / max(time.monotonic() - self._began, 1e-9)
-            self._context.report(
-                {"unit": unit, "done": done, "total": total, "metrics": metrics, "rows_per_s": rate}
-            )
+            self._context.report({"unit": unit, "done": done, "total": total, "metrics": metrics, "rows_per_s": rate})
 
 
 class _Watching:
     """After each step of the leader: check, report, save, and leave when asked."""
 
     def __init__(
-        self, context: RankContext, job: _Job, team: Team, tell: _Telling, unit: float, solver: str, params: LinearParams
+        self,
+        context: RankContext,
+        job: _Job,
+        team: Team,
+        tell: _Telling,
+        unit: float,
+        solver: str,
+        params: LinearParams,
     ) -> None:
         self._context, self._job, self._team, self._tell, self._unit = context, job, team, tell, unit
         self._total = params.max_iter if solver in ("newton", "lbfgs", "owlqn") else None
