@@ -57,6 +57,7 @@ class Coordinator:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._peers: dict[tuple[str, int], _Peer] = {}
+        self._met: set[tuple[str, int]] = set()
         self.address = (host, int(self._listener.getsockname()[1]))
 
     def __enter__(self) -> Coordinator:
@@ -176,10 +177,11 @@ class Coordinator:
 
     def _welcome(self, peer: _Peer, hello: dict[str, Any]) -> list[Event]:
         role, rank = str(hello["role"]), int(hello["rank"])
-        if role not in ("rank", "watcher") or not 0 <= rank < len(self._arguments) or (role, rank) in self._peers:
+        if role not in ("rank", "watcher") or not 0 <= rank < len(self._arguments) or (role, rank) in self._met:
             raise wire.Malformed(f"a second or an unknown {role} {rank}")
         peer.role, peer.rank = role, rank
         self._peers[role, rank] = peer
+        self._met.add((role, rank))
         if role == "watcher":
             return [membership.Watched(rank, str(hello["worker"]))]
         host, port = hello["address"]
@@ -188,6 +190,7 @@ class Coordinator:
     def _lost(self, peer: _Peer) -> list[Event]:
         self._selector.unregister(peer.sock)
         wire.close(peer.sock)
+        self._peers.pop((peer.role, peer.rank), None)
         if peer.role == "watcher" and not peer.last_words:
             return [membership.Gone(peer.rank, Cause.KILLED, "its worker was lost: the watcher's connection broke")]
         return []

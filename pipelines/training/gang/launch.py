@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from distributed import Client
 
 
+logger = logging.getLogger(__name__)
+
+
 class Launcher(Protocol):
     """A place for ranks."""
 
@@ -27,6 +32,10 @@ class Launcher(Protocol):
 
     def start(self, launches: Sequence[Launch]) -> None:
         """Start a watcher for every launch, each in another place; does not wait for them."""
+        ...
+
+    def move(self, ranks: Sequence[int]) -> None:
+        """Start the watchers of `ranks`, which have not been heard of, elsewhere if their place is gone."""
         ...
 
     def trouble(self) -> tuple[int, str] | None:
@@ -54,9 +63,13 @@ class LocalLauncher:
     def start(self, launches: Sequence[Launch]) -> None:
         """See `Launcher.start`."""
         for launch in launches:
-            thread = threading.Thread(target=self._watch, args=(launch,), name=f"watcher of rank {launch.rank}")
+            name = f"watcher of rank {launch.rank}"
+            thread = threading.Thread(target=self._watch, args=(launch,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def move(self, ranks: Sequence[int]) -> None:
+        """See `Launcher.move`: this place is not gone."""
 
     def trouble(self) -> tuple[int, str] | None:
         """See `Launcher.trouble`."""
@@ -83,24 +96,39 @@ class DaskLauncher:
 
     def __init__(self, client: Client, ranks: int, *, start_s: float) -> None:
         self._client = client
+        self._launches: list[Launch] = []
         self._futures: list[Any] = []
-        self._workers = _choose_workers(client, ranks, start_s)
+        self.workers = _choose_workers(client, ranks, start_s)
         scheduler = urlsplit(client.scheduler.address).hostname
         self.host = address_towards(scheduler) if scheduler and "://" in client.scheduler.address else "127.0.0.1"
 
     def start(self, launches: Sequence[Launch]) -> None:
         """See `Launcher.start`."""
-        for launch, worker in zip(launches, self._workers, strict=True):
-            future = self._client.submit(
-                _watch_on_worker,
-                launch.plain(),
-                key=f"mutirao-rank-{launch.gang}-{launch.rank}",
-                workers=[worker],
-                allow_other_workers=False,
-                retries=0,
-                pure=False,
-            )
-            self._futures.append(future)
+        self._launches = list(launches)
+        self._futures = [self._submit(launch) for launch in launches]
+
+    def move(self, ranks: Sequence[int]) -> None:
+        """See `Launcher.move`: a task pinned to a worker that is gone would wait for ever."""
+        there = self._client.scheduler_info(n_workers=-1)["workers"]
+        for rank in ranks:
+            free = sorted(set(there) - set(self.workers))
+            if self.workers[rank] in there or not free:
+                continue
+            logger.info("rank %d goes to %s: %s is gone", rank, free[0], self.workers[rank])
+            self._futures[rank].cancel()
+            self.workers[rank] = free[0]
+            self._futures[rank] = self._submit(self._launches[rank])
+
+    def _submit(self, launch: Launch) -> Any:
+        return self._client.submit(
+            _watch_on_worker,
+            launch.plain(),
+            key=f"mutirao-rank-{launch.gang}-{launch.rank}-{uuid.uuid4().hex[:8]}",
+            workers=[self.workers[launch.rank]],
+            allow_other_workers=False,
+            retries=0,
+            pure=False,
+        )
 
     def trouble(self) -> tuple[int, str] | None:
         """See `Launcher.trouble`."""
@@ -118,7 +146,7 @@ class DaskLauncher:
         busy = self._client.processing()
         said = []
         for rank in ranks:
-            worker = self._workers[rank]
+            worker = self.workers[rank]
             if worker not in there:
                 said.append(f"rank {rank}: its worker {worker} is gone")
             else:

@@ -205,6 +205,10 @@ class Membership:
         """Name the worker that `rank` runs on, empty before it is known."""
         return self._ranks[rank].worker
 
+    def unwatched(self) -> list[int]:
+        """Return the ranks that no worker has begun to watch."""
+        return [number for number, rank in enumerate(self._ranks) if not rank.worker and not rank.gone]
+
     def missing(self) -> list[int]:
         """Return the ranks that have not arrived."""
         return [number for number, rank in enumerate(self._ranks) if rank.address is None]

@@ -23,6 +23,8 @@ _ONE_THREAD = (
     "NUMEXPR_NUM_THREADS",
 )
 _PR_SET_PDEATHSIG = 1
+_MARK = "MUTIRAO_RANK"
+"""Environment variable by which all processes of a rank are found, also those that it has orphaned."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,17 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def start(module: str, folder: Path) -> subprocess.Popen[bytes]:
-    """Start ``python -m module`` in a session of its own, with its output joined into one pipe."""
+def start(module: str, folder: Path, mark: str) -> subprocess.Popen[bytes]:
+    """Start ``python -m module`` in a session of its own, with its output joined into one pipe.
+
+    `mark` is a text of its own, by which `kill_tree` finds everything that it has started.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=environment({**os.environ, "TMPDIR": str(folder)}),
+        env=environment({**os.environ, "TMPDIR": str(folder), _MARK: mark}),
         start_new_session=True,
     )
 
@@ -104,16 +109,29 @@ def own_rss_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process started by `start`, and every descendant, also those that made a session of their own."""
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.Error:
-        family = []
-    for kill in [lambda: os.killpg(process.pid, signal.SIGKILL), *(child.kill for child in family)]:
-        with suppress(ProcessLookupError, PermissionError, psutil.Error):  # gone already
-            kill()
+def kill_tree(process: subprocess.Popen[bytes], mark: str) -> None:
+    """Kill a process started by `start`, and every descendant, also orphans in sessions of their own."""
+    with suppress(ProcessLookupError, PermissionError):  # gone already
+        os.killpg(process.pid, signal.SIGKILL)
+    for _ in range(3):  # what was started while we looked is found by looking again
+        family = _marked(mark)
+        for each in family:
+            with suppress(psutil.Error):
+                each.kill()
+        if not family:
+            break
     process.wait()
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(_MARK) == mark:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue  # gone, or somebody else's
+    return found
 
 
 def describe_exit(code: int) -> str:

@@ -15,7 +15,7 @@ from pipelines.errors import DeadlineError, GangError, InterruptedRunError, Muti
 from pipelines.training.gang.context import Deadlines
 from pipelines.training.gang.coordinator import Coordinator
 from pipelines.training.gang.launch import DaskLauncher, Launcher, LocalLauncher
-from pipelines.training.gang.membership import Cause, Complained, Membership, StopAsked, Trouble
+from pipelines.training.gang.membership import Cause, Complained, Membership, Phase, StopAsked, Trouble
 from pipelines.training.gang.queue import turn
 from pipelines.training.gang.watcher import Launch
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
+MOVE_S = 2.0
+"""Between two looks for ranks whose worker went away before it could start them."""
 
 
 def run_gang(
@@ -128,8 +130,12 @@ def _attend(
     """Serve until the gang has ended. The first Ctrl-C asks it to leave, the second kills it."""
     interrupted: KeyboardInterrupt | None = None
     evidence = ""
+    look_again = time.monotonic() + MOVE_S
     while not gang.ended:
         try:
+            if gang.phase is Phase.STARTING and time.monotonic() > look_again:
+                look_again = time.monotonic() + MOVE_S
+                launcher.move(gang.unwatched())
             for event in coordinator.poll(POLL_S):
                 coordinator.obey(gang.handle(event, time.monotonic()))
             trouble = launcher.trouble()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -93,9 +94,10 @@ class _Watch:
         self._launch, self._site, self._connection, self._scratch = launch, site, connection, scratch
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._peak = 0
+        self._mark = secrets.token_hex(8)
 
     def run(self) -> None:
-        child = process.start(_RANK, self._scratch)
+        child = process.start(_RANK, self._scratch, self._mark)
         drain = threading.Thread(
             target=self._drain, args=(child,), daemon=True, name=f"log of rank {self._launch.rank}"
         )
@@ -104,12 +106,13 @@ class _Watch:
             self._brief(child)
             exit_record = self._attend(child)
         finally:
-            process.kill_tree(child)
+            process.kill_tree(child, self._mark)
             drain.join(timeout=5)
             assert child.stdin is not None
             assert child.stdout is not None
-            for pipe in (child.stdin, child.stdout):
-                _close_quietly(pipe)
+            _close_quietly(child.stdin)
+            if not drain.is_alive():  # closing a pipe waits for its reader
+                _close_quietly(child.stdout)
         if exit_record is not None:
             self._say({**exit_record, "log": "\n".join(self._log), "peak_rss_bytes": self._peak})
             self._await_close()
@@ -146,7 +149,7 @@ class _Watch:
             if vitals is not None:
                 excess = self._excess(vitals.rss_bytes)
                 if excess:
-                    process.kill_tree(child)
+                    process.kill_tree(child, self._mark)
                     return {"kind": "gone", "cause": "memory", "text": excess}
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + BEAT_S
@@ -169,7 +172,7 @@ class _Watch:
             logger.info("rank %d: the coordinator has closed the connection, ending the rank", self._launch.rank)
             return False
         if frame is not None and frame[0].get("kind") == "kill":
-            process.kill_tree(child)
+            process.kill_tree(child, self._mark)
         return True
 
     def _say(self, message: dict[str, Any]) -> None:

@@ -1,0 +1,246 @@
+"""Faults of ranks, workers and drivers on a Dask cluster: each ends in one clear error in seconds, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dask
+import psutil
+import pytest
+from distributed import Client, LocalCluster
+
+from pipelines.errors import DeadlineError, GangError, InterruptedRunError, MutiraoError, UserCodeError
+from pipelines.training.gang import Deadlines, run_gang
+from pipelines.training.gang.launch import DaskLauncher
+from pipelines.training.gang.watcher import Launch
+
+pytestmark = pytest.mark.slow
+
+PROGRAMS = Path(__file__).parents[1] / "unit" / "training"
+MARK = "MUTIRAO_TEST_OF_FAULTS"
+LEASE_S = 5
+LAUNCH = Launch("x", 0, 2, ("127.0.0.1", 9), "00", "m:f", 1, None, 1.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def mark() -> Iterator[str]:
+    """Mark every process that these tests start, through the environment."""
+    mine = uuid.uuid4().hex
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, mine)
+        patch.setenv("MUTIRAO_CODE_PATH", str(PROGRAMS))
+        patch.setenv("DASK_DISTRIBUTED__SCHEDULER__LOCKS__LEASE_TIMEOUT", f"{LEASE_S}s")
+        yield mine
+
+
+@pytest.fixture(scope="module")
+def cluster(mark: str) -> Iterator[LocalCluster]:
+    with (
+        dask.config.set({"distributed.scheduler.locks.lease-timeout": f"{LEASE_S}s"}),
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+    ):
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster) as client:
+        client.wait_for_workers(2, timeout=60)
+        yield client
+
+
+def ranks_of(mark: str) -> list[int]:
+    """Processes of ranks that these tests have started, and that still live."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            marked = process.environ().get(MARK) == mark and "MUTIRAO_RANK" in process.environ()
+            if marked and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_until_gone(mark: str, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while ranks_of(mark):
+        assert time.monotonic() < end, f"ranks are left: {ranks_of(mark)}"
+        time.sleep(0.1)
+
+
+# what a rank does to itself or its worker → the error, its words, and the most seconds from the fault to the error
+FAULTS = [
+    ("raise", UserCodeError, ["rank 1", "ZeroDivisionError", "something on the way"], 10),
+    ("kill", GangError, ["rank 1", "SIGKILL"], 10),
+    ("stop", GangError, ["rank 1", "stopped for"], 15),
+    ("exit", UserCodeError, ["rank 1", "SystemExit"], 10),
+    ("memory", GangError, ["rank 1", "limit is 500 MiB"], 20),
+    ("kill worker", GangError, ["rank 1", "worker was lost"], 10),
+    ("stop worker", GangError, ["rank 1", "silent for"], 20),
+]
+
+
+@pytest.mark.parametrize(("what", "kind", "words", "seconds"), FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_a_fault_is_one_error_and_nothing_is_left(
+    client: Client, mark: str, what: str, kind: type[MutiraoError], words: list[str], seconds: float
+) -> None:
+    begun: list[float] = []
+    workers = {worker.pid for worker in map(psutil.Process, client.run(os.getpid).values())}
+    try:
+        with pytest.raises(kind) as caught:
+            run_gang(
+                client,
+                "gang_programs:misbehave",
+                [{}, {"do": what}],
+                memory_bytes=500 << 20,
+                on_message=lambda rank, message: begun.append(time.monotonic()),
+            )
+        assert time.monotonic() - begun[-1] < seconds
+    finally:
+        for pid in workers:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGCONT)
+    for word in words:
+        assert word in str(caught.value)
+    # A worker that was stopped can only end its rank once it goes on.
+    wait_until_gone(mark, 10)
+
+
+def test_the_next_gang_runs_after_a_worker_was_killed(client: Client, mark: str) -> None:
+    with pytest.raises(GangError):
+        run_gang(client, "gang_programs:misbehave", [{}, {"do": "kill worker"}])
+    # The nanny's new worker has another address.
+    assert run_gang(client, "gang_programs:quick", [{}, {}]) == [b"done", b"done"]
+    wait_until_gone(mark, 5)
+
+
+def test_two_gangs_on_one_cluster_both_finish(client: Client, mark: str) -> None:
+    outcomes: dict[str, Any] = {}
+    waited: list[str] = []
+
+    def train(name: str) -> None:
+        outcomes[name] = run_gang(client, "gang_programs:quick", [{"turns": 100}] * 2, name=name, on_wait=waited.append)
+
+    threads = [threading.Thread(target=train, args=(name,)) for name in ("first", "second", "third")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert outcomes == {name: [b"done", b"done"] for name in ("first", "second", "third")}
+    assert waited
+    wait_until_gone(mark, 5)
+
+
+def test_the_queue_has_a_deadline_that_names_the_holder(client: Client, mark: str) -> None:
+    stop = threading.Event()
+    holder = threading.Thread(target=hold, args=(client, stop))
+    holder.start()
+    time.sleep(3)
+    try:
+        with pytest.raises(DeadlineError, match="the long one"):
+            run_gang(client, "gang_programs:quick", [{}], deadlines=Deadlines(queue_s=1.5))
+    finally:
+        stop.set()
+        holder.join(60)
+    wait_until_gone(mark, 5)
+
+
+def hold(client: Client, stop: threading.Event) -> None:
+    with suppress(InterruptedRunError):
+        run_gang(client, "gang_programs:polite", [{}, {}], stop=stop, name="the long one")
+
+
+def test_more_ranks_than_workers_is_said_after_a_bounded_wait(client: Client) -> None:
+    with pytest.raises(DeadlineError, match=r"expected 3 workers.*found 2"):
+        run_gang(client, "gang_programs:quick", [{}] * 3, deadlines=Deadlines(start_s=1.0))
+
+
+def test_a_busy_worker_is_named_when_the_start_takes_too_long(client: Client, mark: str) -> None:
+    worker = sorted(client.scheduler_info(n_workers=-1)["workers"])[0]
+    busy = client.submit(time.sleep, 20, key="somebody-elses-work", workers=[worker], pure=False)
+    time.sleep(0.5)
+    began = time.monotonic()
+    with pytest.raises(DeadlineError, match="somebody-elses-work"):
+        run_gang(client, "gang_programs:quick", [{}, {}], deadlines=Deadlines(start_s=6.0))
+    assert time.monotonic() - began < 20
+    wait_until_gone(mark, 5)
+    busy.cancel()
+
+
+DRIVER = """
+import sys
+from distributed import Client
+from pipelines.training.gang import run_gang
+with Client(sys.argv[1]) as client:
+    run_gang(client, sys.argv[2], [{}, {}], on_message=lambda rank, message: print("started", flush=True))
+"""
+
+
+@pytest.mark.parametrize("program", ["gang_programs:polite", "gang_programs:stubborn"])
+def test_ranks_end_with_a_driver_that_was_killed(client: Client, mark: str, program: str) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, client.scheduler.address, program], stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "started\n"
+    assert driver.stdout.readline() == "started\n"
+    assert len(ranks_of(mark)) >= 2
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    wait_until_gone(mark, 10)
+    # Its turn lapses with its lease (30 s unless configured), and the next one gets the cluster.
+    assert run_gang(client, "gang_programs:quick", [{}, {}]) == [b"done", b"done"]
+
+
+def test_the_first_interrupt_lets_the_ranks_save_and_leave(client: Client, mark: str) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, client.scheduler.address, "gang_programs:polite"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    for _ in range(2):
+        assert driver.stdout.readline() == "started\n"
+    driver.send_signal(signal.SIGINT)
+    out, err = driver.communicate(timeout=30)
+    assert out == "started\nstarted\n"  # what the ranks said when they had saved
+    assert "KeyboardInterrupt" in err
+    wait_until_gone(mark, 5)
+
+
+def test_scratch_folders_of_killed_workers_are_swept_by_the_next_gang(client: Client, mark: str) -> None:
+    folders = client.run(lambda dask_worker: dask_worker.local_directory)
+    left = [Path(folder) / "gang.elsewhere.1.1.x" for folder in folders.values()]
+    import socket
+
+    dead = [Path(folder) / f"gang.{socket.gethostname()}.999999.1.x" for folder in folders.values()]
+    for folder in [*left, *dead]:
+        folder.mkdir()
+    run_gang(client, "gang_programs:quick", [{}, {}])
+    assert not any(folder.exists() for folder in dead)
+    assert all(folder.exists() for folder in left), "another machine's folders are not ours to judge"
+
+
+def test_a_rank_whose_worker_went_away_before_it_started_goes_to_another(client: Client, mark: str) -> None:
+    launcher = DaskLauncher(client, 2, start_s=30)
+    gone = launcher.workers[1] = "tcp://127.0.0.1:9"
+    launches = [replace(LAUNCH, rank=rank) for rank in range(2)]
+    launcher.start(launches)
+    launcher.move([1])
+    assert launcher.workers[1] != gone
+    assert len(set(launcher.workers)) == 2
+    launcher.close()

@@ -1,0 +1,117 @@
+"""What ranks run in tests: imported by them from the code path, as a user's own modules are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from pipelines.errors import DataError
+from pipelines.training.gang import RankContext, StopRequested
+
+
+def describe(context: RankContext) -> bytes:
+    """Meet the others, and say what there is."""
+    total = context.collective.allreduce(np.full(3, context.rank + 1.0))
+    names = context.collective.allgather(f"rank {context.rank}".encode())
+    context.report({"from": context.rank})
+    (context.scratch / "file").write_text("x")
+    found = {
+        "rank": context.rank,
+        "size": context.size,
+        "sum": total.tolist(),
+        "names": [name.decode() for name in names],
+        "arguments": context.arguments,
+        "threads": context.threads,
+        "memory_bytes": context.memory_bytes,
+        "scratch": str(context.scratch),
+        "blas": os.environ["OMP_NUM_THREADS"],
+        "pid": os.getpid(),
+    }
+    return json.dumps(found).encode()
+
+
+def misbehave(context: RankContext) -> bytes:
+    """Do what ``arguments["do"]`` says, once all are in the collective."""
+    for _ in range(5):
+        context.collective.barrier()
+    context.report({"pid": os.getpid()})
+    what = context.arguments.get("do")
+    if what == "raise":
+        print("something on the way", flush=True)
+        raise ZeroDivisionError("a mistake in the user's code")
+    if what == "data error":
+        raise DataError("a label can't be read", on="column late", expected="numbers", found="words", remedy="Mend it")
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if what == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if what == "exit":
+        sys.exit(3)
+    if what == "vanish":
+        os._exit(0)
+    if what == "memory":
+        hoard = [np.ones(4 << 20) for _ in range(400)]
+        time.sleep(60)
+        return bytes(len(hoard))
+    if what == "kill worker":
+        os.kill(os.getppid(), signal.SIGKILL)
+    if what == "stop worker":
+        os.kill(os.getppid(), signal.SIGSTOP)
+    if what == "no bytes":
+        return "text"  # type: ignore[return-value]
+    if what == "deaf":
+        time.sleep(60)
+    return _wait(context)
+
+
+def _wait(context: RankContext) -> bytes:
+    """Stay in the collective, as a rank in the middle of training does."""
+    while True:
+        context.collective.barrier()
+        time.sleep(0.01)
+
+
+def stubborn(context: RankContext) -> bytes:
+    """Compute, deaf to every word, with processes of its own."""
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    children = [subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)]
+    context.report({"pids": [os.getpid(), *(child.pid for child in children)]})
+    if context.arguments.get("do") == "raise":
+        time.sleep(0.5)
+        raise ValueError("enough")
+    while True:
+        sum(range(100_000))
+
+
+def polite(context: RankContext) -> bytes:
+    """Step until asked to stop; rank 0 decides for all, and saves first."""
+    context.report({"pid": os.getpid()})
+    while True:
+        word = b"stop" if context.rank == 0 and context.stop_requested() else b"go"
+        if context.collective.broadcast(word) == b"stop":
+            context.report({"saved": context.rank})
+            raise StopRequested
+        time.sleep(0.01)
+
+
+def quick(context: RankContext) -> bytes:
+    """Come, meet, work a little, go."""
+    for _ in range(int(context.arguments.get("turns", 20))):
+        context.collective.barrier()
+        time.sleep(0.005)
+    return b"done"
+
+
+def nap(context: RankContext) -> bytes:
+    """Take as long as told."""
+    context.report({"pid": os.getpid()})
+    time.sleep(float(context.arguments["seconds"]))
+    return b"rested"
