@@ -6,6 +6,7 @@ import importlib
 import inspect
 import io
 import json
+import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,7 +78,7 @@ def transform_matrix(transformer: Any, matrix: np.ndarray, path: str) -> np.ndar
     UserCodeError
         It fails, or yields something that is not a matrix of numbers with as many rows.
     """
-    with blame(path, "failed in transform"):
+    with blame(path, "failed in transform"), in_this_thread(transformer):
         result: Any = transformer.transform(matrix)
         result = result.compute() if hasattr(result, "dask") else result
         if not issparse(result):
@@ -218,6 +219,24 @@ def _renumbered(node: Any, numbers: dict[int, int], files: Mapping[str, str]) ->
         else:
             result[key] = _renumbered(value, numbers, files)
     return result
+
+
+_one_at_a_time = threading.RLock()
+
+
+@contextmanager
+def in_this_thread(transformer: Any) -> Iterator[None]:
+    """Keep dask-ml from computing on a cluster, or on none that is left: it would wait for the task that calls it.
+
+    Dask's configuration is one for all threads, so they take turns.
+    """
+    if not type(transformer).__module__.startswith("dask_ml."):
+        yield
+        return
+    import dask
+
+    with _one_at_a_time, dask.config.set(scheduler="synchronous"):
+        yield
 
 
 @contextmanager

@@ -16,7 +16,16 @@ from pipelines.data.reader import read_batches
 from pipelines.data.shards import Shard
 from pipelines.errors import DataError, UserCodeError
 from pipelines.features.columns import Columns
-from pipelines.features.foreign import as_matrix, blame, make_transformer, names_of, plain, store, transform_matrix
+from pipelines.features.foreign import (
+    as_matrix,
+    blame,
+    in_this_thread,
+    make_transformer,
+    names_of,
+    plain,
+    store,
+    transform_matrix,
+)
 from pipelines.features.resolve import ForeignDraft
 from pipelines.features.scan import Scan, labelled_rows
 from pipelines.features.steps import Foreign
@@ -90,13 +99,13 @@ def fit_foreign(
 
 
 def _fit(transformer: Any, matrix: np.ndarray, path: str) -> None:
-    import dask
-    import dask.array
-
-    with blame(path, f"failed in fit on a sample of {len(matrix)} rows"), dask.config.set(scheduler="synchronous"):
+    with blame(path, f"failed in fit on a sample of {len(matrix)} rows"), in_this_thread(transformer):
         if not type(transformer).__module__.startswith("dask_ml.") or matrix.dtype == object:
             transformer.fit(matrix)
             return
+        import dask
+        import dask.array
+
         transformer.fit(dask.array.from_array(matrix, chunks=(len(matrix), -1)))
         for name, value in vars(transformer).items():
             if dask.is_dask_collection(value):
@@ -132,7 +141,7 @@ def fit_over(shard: Shard, draft: ForeignDraft, scan: Scan) -> tuple[Any, int]:
             if batch.num_rows:
                 columns = Columns(batch, scan.schema)
                 matrix = as_matrix([plain(columns.column(name)) for name in feature.columns], transformer)
-                with blame(path, "failed in partial_fit"):
+                with blame(path, "failed in partial_fit"), in_this_thread(transformer):
                     transformer.partial_fit(matrix)
                 rows += batch.num_rows
     return transformer, rows

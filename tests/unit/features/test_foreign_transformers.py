@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import dask
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -45,7 +46,7 @@ NUMBERS = {
     "dask_ml.preprocessing.StandardScaler": {},
     "dask_ml.preprocessing.MinMaxScaler": {},
     "dask_ml.preprocessing.RobustScaler": {},
-    "dask_ml.preprocessing.QuantileTransformer": {},
+    "dask_ml.preprocessing.QuantileTransformer": {"n_quantiles": 50},
     "dask_ml.preprocessing.PolynomialFeatures": {},
     "dask_ml.decomposition.PCA": {"n_components": 2},
     "dask_ml.decomposition.TruncatedSVD": {"n_components": 1},
@@ -67,6 +68,12 @@ def test_transformers_of_numbers(fit: Fit, table: pa.Table, path: str) -> None:
     np.testing.assert_array_equal(again.transform(table), found)
     assert np.isfinite(found).all()
     assert len(set(plan.names)) == len(plan.names) == found.shape[1]
+
+
+def test_dask_ml_computes_in_the_process_that_calls_it(fit: Fit, table: pa.Table) -> None:
+    feature = {"columns": ["a", "b"], "transform": "dask_ml.preprocessing.QuantileTransformer"}
+    with dask.config.set(scheduler="dask.distributed"):  # as after Client(); there is none
+        fit(table, {**feature, "params": {"n_quantiles": 100}}).plan.transform(table)
 
 
 def test_the_values_are_those_of_the_transformer_itself(fit: Fit, table: pa.Table) -> None:
