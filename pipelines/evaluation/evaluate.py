@@ -107,7 +107,7 @@ def evaluate(
         scores, runs = score(job, data, client=client, on_done=on_done, deadline_s=deadline_s)
         kept = {part: {c: _kept(found, config) for c, found in scores[part].state.segments.items()} for part in parts}
         ranks = {} if folder is None else _ranks(folder, runs, _wanted(kept))
-    report = _Report(data, config, names, scores, kept, ranks)
+    report = _Report(data, config, names, scores, kept, ranks, bundle.probabilistic)
     return Evaluation(
         kind=question.kind,
         model_digest=model.digest,
@@ -196,9 +196,10 @@ class _Report:
         scores: dict[Part, PartScores],
         kept: dict[Part, _Kept],
         ranks: _Ranked,
+        probabilistic: bool,
     ) -> None:
         self._data, self._config, self._names = data, config, names
-        self._scores, self._kept, self._ranks = scores, kept, ranks
+        self._scores, self._kept, self._ranks, self._probabilistic = scores, kept, ranks, probabilistic
 
     def part(self, part: Part) -> PartEvaluation:
         """Report on a part of the split."""
@@ -234,4 +235,4 @@ class _Report:
     def _tally(self, part: Part, column: str, value: Scalar, rows: int, sums: dict[str, list[int]]) -> Tally:
         target = self._data.target
         ranks = tuple(self._ranks.get((part, column, value), ()))
-        return Tally(target.kind, target.classes, rows, sums, ranks)
+        return Tally(target.kind, target.classes, rows, sums, ranks, self._probabilistic)

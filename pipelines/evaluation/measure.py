@@ -23,13 +23,17 @@ MAX_RANKED_CLASSES = 100
 
 @dataclass(frozen=True)
 class Tally:
-    """The sums of some rows and, where they were asked for, the ranks of their scores (one per class if several)."""
+    """The sums of some rows and, where they were asked for, the ranks of their scores (one per class if several).
+
+    `probabilistic` is False where a classifier's scores only rank: they are squashed decisions, not probabilities.
+    """
 
     kind: Kind
     classes: tuple[object, ...]
     rows: int
     sums: Sums
     ranks: tuple[Ranks, ...] = ()
+    probabilistic: bool = True
 
 
 def measure(tally: Tally, names: Sequence[str]) -> Measures:
@@ -62,12 +66,16 @@ def confusion(tally: Tally) -> tuple[tuple[float, ...], ...]:
 
 def calibration_curve(tally: Tally) -> tuple[CalibrationBin, ...]:
     """Lay out the calibration curve of a binary model: bins of equal width, empty ones too."""
-    return tuple(_bin(tally.sums, i) for i in range(BINS)) if tally.kind == "binary" and tally.rows else ()
+    return tuple(_bin(tally.sums, i) for i in range(BINS)) if _has_curve(tally) else ()
+
+
+def _has_curve(tally: Tally) -> bool:
+    return tally.kind == "binary" and tally.rows > 0 and tally.probabilistic
 
 
 def intervals(tally: Tally, names: Sequence[str]) -> dict[str, Interval]:
     """Work out 95 % intervals where that is cheap: means over rows, RMSE, and AUC (Hanley & McNeil 1982)."""
-    found = {name: _interval(tally, name) for name in names}
+    found = {name: _interval(tally, name) for name in names if isinstance(_value(tally, metric(name)), float)}
     return {name: interval for name, interval in found.items() if interval is not None}
 
 
@@ -77,9 +85,14 @@ def intervals(tally: Tally, names: Sequence[str]) -> dict[str, Interval]:
 def _value(tally: Tally, entry: Metric) -> Value:
     if not tally.rows:
         return "there are no rows"
+    if not tally.probabilistic and entry.name in _OF_PROBABILITIES:
+        return "the estimator gives no probabilities; set evaluate.calibrate to make them"
     if entry.alpha is not None:
         return _pinball(tally.sums, entry.alpha)
     return _METRICS[entry.name](tally)
+
+
+_OF_PROBABILITIES = ("log_loss", "brier", "ece")
 
 
 def _mean_of(term: str) -> Callable[[Tally], Value]:

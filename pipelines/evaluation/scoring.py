@@ -31,6 +31,7 @@ from pipelines.storage import open_filesystem
 
 _SEEDS = (seed_word("evaluation", 0), seed_word("evaluation", 1))
 _WORD = (1 << 64) - 1
+_ROUNDING = 1e-6  # what a foreign estimator's float32 probabilities may pass 0 and 1 by
 
 
 @dataclass
@@ -249,12 +250,15 @@ def _checked(scores: Floats, target: Target, path: str) -> Floats:
             "the model gives no score for some rows", on=path, found=f"{int(bad.sum())} scores that are not finite",
             remedy="Impute nulls in the features, or leave such rows out with filter.",
         )  # fmt: skip
-    if target.kind != "regression" and len(scores) and not (scores.min() >= 0 and scores.max() <= 1):
+    if target.kind == "regression" or not len(scores):
+        return scores
+    low, high = float(scores.min()), float(scores.max())
+    if low < -_ROUNDING or high > 1 + _ROUNDING:
         raise DataError(
             "the model's scores are not probabilities", on=path, expected="numbers between 0 and 1",
-            found=f"{scores.min():.6g} to {scores.max():.6g}",
+            found=f"{low:.6g} to {high:.6g}",
         )  # fmt: skip
-    return scores
+    return scores if 0 <= low and high <= 1 else np.clip(scores, 0.0, 1.0)
 
 
 def _path(read: Read) -> str:

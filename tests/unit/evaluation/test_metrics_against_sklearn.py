@@ -1,5 +1,6 @@
 """Every metric equals scikit-learn's on the same predictions, with ties and weights, in any partition of the rows."""
 
+import dataclasses
 import math
 import warnings
 
@@ -234,6 +235,18 @@ def test_rows_that_a_metric_needs_and_that_are_missing_are_named():
     assert one.undefined["auc"] == "all rows have the same label"
     assert "predicted" in one.undefined["precision"]
     assert one.metrics["average_precision"] == 1.0
+
+
+def test_scores_that_are_no_probabilities_only_rank():
+    rng = np.random.default_rng(3)
+    names = ["auc", "accuracy", "log_loss", "brier", "ece"]
+    whole = tally(Question("binary", 2), Rows(rng.integers(0, 2, 50), rng.random(50)))
+    ranked_only = dataclasses.replace(whole, probabilistic=False)
+    found = m.measure(ranked_only, names)
+    assert [name for name in names if found.metrics[name] is None] == ["log_loss", "brier", "ece"]
+    assert "evaluate.calibrate" in found.undefined["brier"]
+    assert m.calibration_curve(ranked_only) == ()
+    assert set(m.intervals(ranked_only, names)) == {"auc", "accuracy"}
 
 
 def test_equal_scores_rank_half_of_the_pairs():
