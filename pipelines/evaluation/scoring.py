@@ -258,7 +258,7 @@ def _checked(scores: Floats, target: Target, path: str) -> Floats:
             "the model's scores are not probabilities", on=path, expected="numbers between 0 and 1",
             found=f"{low:.6g} to {high:.6g}",
         )  # fmt: skip
-    return scores if 0 <= low and high <= 1 else np.clip(scores, 0.0, 1.0)
+    return scores if low >= 0 and high <= 1 else np.clip(scores, 0.0, 1.0)
 
 
 def _path(read: Read) -> str:
