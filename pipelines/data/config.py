@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Literal
 
 import pyarrow as pa
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from pipelines.config import Config
 
@@ -65,6 +65,13 @@ class Versioned(Config):
     versioned: str
 
 
+def _source_kind(source: object) -> str:
+    """Choose one form of a source by its looks, so that a fault is told once and not once per form."""
+    if isinstance(source, list | tuple):
+        return "paths"
+    return "dataset" if isinstance(source, dict | Versioned) else "path"
+
+
 class DataConfig(Config):
     """Which data, and what to do where its files differ.
 
@@ -84,7 +91,12 @@ class DataConfig(Config):
         New columns by name, each an expression.
     """
 
-    source: str | Annotated[list[str], Field(min_length=1)] | Versioned
+    source: Annotated[
+        Annotated[str, Field(min_length=1), Tag("path")]
+        | Annotated[list[str], Field(min_length=1), Tag("paths")]
+        | Annotated[Versioned, Tag("dataset")],
+        Discriminator(_source_kind),
+    ]
     columns: dict[str, ColumnCorrection] = Field(default_factory=dict)
     on_drift: OnDrift = "widen"
     on_bad_file: OnBadFile = "fail"

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from pipelines import codec
 from pipelines.data import dataset as dataset_module
@@ -252,6 +253,10 @@ def test_configs_go_through_json() -> None:
         )
         assert DataConfig.model_validate_json(config.model_dump_json()) == config
     assert DataConfig.model_validate({"source": {"versioned": "x"}}).source == Versioned(versioned="x")
+    for source in (7, [], {"version": "x"}, ""):
+        with pytest.raises(ValidationError) as error:
+            DataConfig.model_validate({"source": source})
+        assert len({fault["loc"][1] for fault in error.value.errors()}) == 1, "a fault of one form of source only"
     with pytest.raises(ValueError, match="there is no type 'integer'"):
         DataConfig.model_validate({"source": "x", "columns": {"a": {"type": "integer"}}})
 
