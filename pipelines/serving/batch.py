@@ -73,8 +73,8 @@ def predict_dataset(
     input's files and row groups. The output appears complete or not at all. A worker holds some batches of the input,
     one batch of features, and one row group of the output at a time, whatever the size of the dataset.
 
-    Columns that the model's spec derived (``data.derive``) are derived here too, where the data do not have them. Its
-    filter is not applied: every row gets a prediction.
+    Columns that the model's spec derived (``data.derive``) are derived here too, if the model or a key needs them and
+    the data do not have them. Its filter is not applied: every row gets a prediction.
 
     Parameters
     ----------
@@ -120,10 +120,12 @@ def predict_dataset(
     config = source if isinstance(source, DataConfig) else None
     dataset = source if isinstance(source, Dataset) else _open(source, client)
     _check_output(dataset, output_url)
-    derive = {**_derived_inputs(scorer, dataset.schema), **(config.derive if config is not None else {})}
+    derive = {**_derived(scorer, dataset.schema, key_columns), **(config.derive if config is not None else {})}
     filter = filter if filter is not None or config is None else config.filter
     data = make_source(dataset, DataConfig(source=dataset.root, derive=derive, filter=filter))
-    check_signature(data.arrow_schema, scorer.model.signature_in, on=dataset.root, model=scorer.name)
+    check_signature(
+        data.arrow_schema, scorer.model.signature_in, on=dataset.root, model=scorer.name, derive=dict(scorer.derive)
+    )
     keys = _keys(key_columns, data, scorer.model)
     columns = unique_columns(scorer.model.signature_in.names, keys)
     if filter is not None:
@@ -243,15 +245,15 @@ def _check_output(dataset: Dataset, output_url: str) -> None:
         )
 
 
-def _derived_inputs(scorer: _Scorer, schema: pa.Schema) -> dict[str, str]:
-    """Those expressions of the model's spec that its inputs need and the data allow, for columns they don't have."""
+def _derived(scorer: _Scorer, schema: pa.Schema, keys: Sequence[str]) -> dict[str, str]:
+    """Those of the model's expressions that inputs and keys need and the data allow, for columns that they lack."""
     reads: dict[str, tuple[str, ...]] = {}
     for name, text in scorer.derive:
         if name not in schema.names:
             with suppress(NotFoundError):  # it needs a column that is not here; if the model reads it, that is told
                 parsed = parse_expression(text, schema)
                 reads[name], schema = parsed.columns, schema.append(pa.field(name, parsed.type))
-    wanted = set(scorer.model.signature_in.names)
+    wanted = {*scorer.model.signature_in.names, *keys}
     for name in reversed(reads):
         if name in wanted:
             wanted |= set(reads[name])

@@ -78,6 +78,11 @@ def test_keys_of_every_kind_go_along(published: Any, tmp_path: Path) -> None:
     assert written.schema.field("carrier").type == pa.string()
     plain = read(published.folder, keys, derive={"hour": "minute / 60"})
     assert written.select(keys).equals(plain.cast(written.select(keys).schema))
+    predict_dataset(
+        "flights", published.folder, str(tmp_path / "late"), registry=published.registry, key_columns=["is_late"]
+    )
+    late = read({"versioned": str(tmp_path / "late")})["is_late"].combine_chunks()
+    assert late.equals(pa.compute.greater(read(published.folder)["delay"], 15).combine_chunks()), "derived by the spec"
     predict_dataset("flights", published.folder, str(tmp_path / "all"), registry=published.registry, key_columns=["*"])
     everything = read({"versioned": str(tmp_path / "all")})
     assert set(read(published.folder).column_names) < set(everything.column_names)
@@ -141,6 +146,15 @@ def test_every_mismatch_is_told_at_once_before_anything_is_read(published: Any, 
     assert "hour: expected double, found string" in text
     assert "carrier: expected string, found list" in text
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_missing_column_was_derived_from_is_told(published: Any, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"distance": [1.0], "carrier": ["AA"]}), tmp_path / "in" / "a.parquet")
+    with pytest.raises(
+        DataError, match=r"1 column does not.*\n  hour: missing, and what it is derived from too \(minute / 60\)"
+    ):
+        predict_dataset("flights", str(tmp_path / "in"), str(tmp_path / "out"), registry=published.registry)
 
 
 def test_widths_and_layouts_of_types_are_no_mismatch(published: Any, tmp_path: Path) -> None:
@@ -226,7 +240,7 @@ print(scored.rows, (peak_kib() - base) // 1024)
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_dataset(published: Any, tmp_path: Path) -> None:
-    """Ten times the rows take no more than some buffers more: all of them would take some 100 MB, the decoded input alone."""
+    """Ten times the rows take no more than some buffers more: the decoded input alone would take some 100 MB."""
     peaks = []
     for rows in (200_000, 2_000_000):
         folder = tmp_path / f"in-{rows}"
