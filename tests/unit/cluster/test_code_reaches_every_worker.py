@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,8 +46,6 @@ def in_a_child(name: str) -> str:
 
 
 def code_path(dask_worker: object) -> tuple[str, str]:
-    import os
-
     return os.environ[CODE_PATH], str(dask_worker.local_directory)  # type: ignore[attr-defined]  # a distributed.Worker
 
 
@@ -75,5 +76,12 @@ def test_code_is_importable_on_all_workers_their_children_and_newcomers_and_is_r
     client.wait_for_workers(3, timeout=60)
     assert list(client.run(call, "usercode").values()) == [2, 2, 2]
 
-    client.restart(timeout=60)
-    assert set(client.run(call, "usercode").values()) == {2}
+    # A worker that dies is started again by its nanny and asks for the code anew. (Not `client.restart`: with Python
+    # 3.13 and Dask 2026.8 its workers do not come back, also without any plugin.)
+    before = set(client.nthreads())
+    os.kill(client.submit(os.getpid, pure=False).result(), signal.SIGKILL)
+    deadline = time.monotonic() + 120
+    while len(set(client.nthreads()) - before) < 1 or len(client.nthreads()) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert list(client.run(call, "usercode").values()) == [2, 2, 2]
