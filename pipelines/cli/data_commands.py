@@ -7,7 +7,11 @@ from typing import Any
 import click
 
 from pipelines.cli.output import cell, guarded, json_option, say, show_json, show_table, size
+from pipelines.codec import to_plain
+from pipelines.data.compare import ColumnSummary, DatasetDiff, compare
 from pipelines.data.dataset import Dataset, open_dataset
+
+_SHOWN = 10
 
 drift_option = click.option(
     "--on-drift", type=click.Choice(["widen", "strict"]), default="widen", show_default=True, help="As in a spec."
@@ -77,28 +81,34 @@ def diff(before: str, after: str, as_json: bool) -> None:
     Example:
         mutirao data diff lake/events lake/events-copy
     """
-    from pipelines.data.compare import compare
-
     found = compare(_open(before), _open(after))
     if as_json:
-        show_json(found)
+        show_json(to_plain(found))
     else:
-        show_comparison(found)
+        _show_difference(found)
 
 
-def show_comparison(found: dict[str, Any], indent: str = "") -> None:
-    """Print nested differences, a line each."""
-    for key, value in found.items():
-        if isinstance(value, dict):
-            say(f"{indent}{key}")
-            show_comparison(value, indent + "  ")
-        elif isinstance(value, list):
-            say(f"{indent}{key}: {len(value)}" if value else f"{indent}{key}: none")
-            for item in value[:20]:
-                pairs = item.items() if isinstance(item, dict) else [("", item)]
-                say(f"{indent}  " + ", ".join(f"{name} {cell(part)}".strip() for name, part in pairs))
-        else:
-            say(f"{indent}{key}: {cell(value)}")
+def _show_difference(found: DatasetDiff) -> None:
+    say("the same content" if found.same_content else "different content")
+    counts = (("rows", found.rows), ("row groups", found.row_groups), ("bytes", found.bytes))
+    show_table("", ("", "before", "after"), [(name, *pair) for name, pair in counts])
+    files = found.files
+    say(f"\nfiles: {files.same:,} the same")
+    for word, names in (("added", files.added), ("removed", files.removed), ("changed", files.changed)):
+        if names:
+            say(f"  {len(names):,} {word}: {', '.join(names[:_SHOWN])}{' …' if len(names) > _SHOWN else ''}")
+    if found.schema:
+        say()
+        show_table("", ("column", "type before", "after"), [(d.column, d.before, d.after) for d in found.schema])
+    if found.statistics:
+        say()
+        rows = [(d.column, _range(d.before), _range(d.after)) for d in found.statistics]
+        show_table("", ("column", "values before", "after"), rows)
+
+
+def _range(summary: ColumnSummary) -> str:
+    nulls = "" if summary.nulls is None else f", {summary.nulls:,} nulls"
+    return f"{cell(summary.minimum)} – {cell(summary.maximum)}{nulls}"
 
 
 def _open(source: str, on_drift: Any = "widen", on_bad_file: Any = "fail") -> Dataset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
 import click
 
@@ -203,5 +204,5 @@ def _short_metrics(version: ModelVersion) -> str:
     return _pairs(version.metrics.get("test") or {})
 
 
-def _pairs(values: dict[str, object]) -> str:
+def _pairs(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {cell(value)}" for name, value in values.items())
