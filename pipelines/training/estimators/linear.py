@@ -23,7 +23,7 @@ from pipelines.training.state import decode_state
 
 Solver = Literal["auto", "lbfgs", "owlqn", "newton", "sgd", "momentum", "adam"]
 
-_PROGRAM = "pipelines.training.estimators.linear_rank:program"
+PROGRAM = "pipelines.training.estimators.linear_rank:program"
 _MINI_BATCH = ("sgd", "momentum", "adam")
 _MINI_BATCH_ONLY = (
     "learning_rate", "schedule", "power", "warmup", "momentum", "batch_rows", "epochs",
@@ -131,9 +131,26 @@ LINEAR = LinearEstimator(("regression",))
 
 
 def _fit(request: FitRequest) -> Fit:
+    arguments = rank_arguments(request)
+    began = time.monotonic()
+    results = run_gang(
+        request.client,
+        PROGRAM,
+        arguments,
+        threads=request.threads,
+        memory_bytes=request.memory_bytes,
+        deadlines=request.deadlines,
+        on_message=_Reporter(request.report, len(arguments), (request.data.rows or {}).get("train")),
+        stop=request.stop,
+        name=request.config.estimator,
+    )
+    return assemble(results, time.monotonic() - began)
+
+
+def rank_arguments(request: FitRequest) -> list[dict[str, Any]]:
+    """Say to each rank which lanes it hosts; there are fewer ranks than asked for where there are fewer lanes."""
     data, config = request.data, request.config
     lanes = make_lanes(data.shards, config.lanes or default_lanes(request.ranks))
-    hosted = [lane for lane in host_lanes(data.shards, lanes, request.ranks) if len(lane)]
     common = {
         "config": codec.to_plain(config),
         "lanes_total": len(lanes),
@@ -141,25 +158,13 @@ def _fit(request: FitRequest) -> Fit:
         "identity": identity(request, len(lanes)),
     }
     arguments = []
-    for numbers in hosted:
+    for numbers in host_lanes(data.shards, lanes, request.ranks):
         places = [place for number in numbers for place in lanes[number]]
-        own = data.subset(places)
         position = {place: at for at, place in enumerate(places)}
         own_lanes = [[number, [position[place] for place in lanes[number]]] for number in numbers]
-        arguments.append({**common, "data": own.to_plain(), "lanes": own_lanes})
-    began = time.monotonic()
-    results = run_gang(
-        request.client,
-        _PROGRAM,
-        arguments,
-        threads=request.threads,
-        memory_bytes=request.memory_bytes,
-        deadlines=request.deadlines,
-        on_message=_Reporter(request.report, len(hosted), (data.rows or {}).get("train")),
-        stop=request.stop,
-        name=config.estimator,
-    )
-    return _assemble(results, time.monotonic() - began)
+        if own_lanes:
+            arguments.append({**common, "data": data.subset(places).to_plain(), "lanes": own_lanes})
+    return arguments
 
 
 class _Reporter:
@@ -179,7 +184,8 @@ class _Reporter:
             self._report(Progress(**message))
 
 
-def _assemble(results: list[bytes], seconds: float) -> Fit:
+def assemble(results: list[bytes], seconds: float) -> Fit:
+    """Make a fit of what the ranks' programs returned."""
     result = decode_state(results[0])
     summary = {**result["summary"], "seconds": seconds, "ranks": [json.loads(each or b"{}") for each in results[1:]]}
     summary["ranks"].insert(0, result["rank"])

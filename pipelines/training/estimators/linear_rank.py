@@ -310,14 +310,19 @@ class _Telling:
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
-        self._next = 0.0
+        self._next: dict[str, float] = {}
         self._began = time.monotonic()
         self.rows = 0.0
 
     def loaded(self, rows: int) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _REPORT_S
+        if self._due("load"):
             self._context.report({"unit": "load", "rows": rows})
+
+    def _due(self, unit: str) -> bool:
+        due = time.monotonic() >= self._next.get(unit, 0.0)
+        if due:
+            self._next[unit] = time.monotonic() + _REPORT_S
+        return due
 
     def passed(self, rows: float) -> None:
         if not self.rows:
@@ -325,8 +330,7 @@ class _Telling:
         self.rows += rows
 
     def stepped(self, unit: str, done: int, total: int, metrics: dict[str, float]) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _REPORT_S
+        if self._due(unit):
             rate = self.rows / max(time.monotonic() - self._began, 1e-9)
             self._context.report({"unit": unit, "done": done, "total": total, "metrics": metrics, "rows_per_s": rate})
 

@@ -19,6 +19,8 @@ from pipelines.training.optimisers.search import SUFFICIENT, wolfe
 MEMORY = 10
 COARSE = 1e-4
 _NOISE = {False: 1e-6, True: 1e-13}
+_PATIENCE = 20
+"""After so many steps that lower neither value nor residual, rounding errors are all that is left."""
 
 
 @dataclass
@@ -55,6 +57,7 @@ class _Run:
         self._y = list(np.asarray(start["y"])) if "y" in start else []
         self._at = self._look(np.asarray(start["weights"], np.float64))
         self._first = self._first or self._at.residual
+        self._best, self._idle = self._at, 0
 
     def minimise(self, tol: float, max_iter: int) -> Outcome:
         while True:
@@ -62,18 +65,19 @@ class _Run:
                 return self._outcome("tolerance", converged=True)
             if self._steps >= max_iter:
                 return self._outcome("max_iter", converged=False)
-            if not self._advance() and not self._refine(tol, force=True):
+            if not (self._advance() and self._idle < _PATIENCE) and not self._refine(tol, force=True):
                 return self._outcome("precision", converged=self._at.residual <= tol)
 
     def _refine(self, tol: float, *, force: bool = False) -> bool:
         """Go on with fine arithmetic, if there is more to do; without it, once forget the pairs."""
         if not self._fine:
             self._fine = True
-            self._at = self._look(self._at.weights)
+            self._best = self._at = self._look(self._at.weights)
+            self._idle = 0
             return force or self._at.residual > tol
         if force and self._s:
             self._s, self._y = [], []
-            return True
+            return self._idle < _PATIENCE
         return False
 
     def _advance(self) -> bool:
@@ -91,10 +95,18 @@ class _Run:
             return False
         self._remember(following.weights - at.weights, following.gradient - at.gradient)
         self._at = following
+        self._note_progress(following)
         self._steps += 1
         self._history.append(following.value)
         self._watch(Step(self._steps, following.value, following.residual), self._state)
         return True
+
+    def _note_progress(self, at: _Point) -> None:
+        noise = _NOISE[self._fine] * abs(self._best.value)
+        if at.value < self._best.value - noise or at.residual < 0.9 * self._best.residual:
+            self._best, self._idle = at, 0
+        else:
+            self._idle += 1
 
     def _search(self, at: _Point, direction: Array, slope: float) -> _Point | None:
         tried: dict[float, _Point] = {}

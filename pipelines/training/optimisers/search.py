@@ -14,6 +14,8 @@ def wolfe(
 ) -> float | None:
     """Find a step that meets the weak Wolfe conditions by bracketing and interpolation; None when there is none.
 
+    After too many attempts a step that at least decreases the value will do.
+
     Near the minimum differences of values drown in rounding errors while slopes are still good: a step is also taken
     when the value has not grown by more than `noise` and the slopes alone show a decrease (the approximate Wolfe
     condition of Hager & Zhang, SIAM J. Optim. 16 (2005), eq. 4.3).
@@ -40,12 +42,12 @@ def wolfe(
             step = low + _vertex(high - low, low_value, low_slope, found)
         elif found_slope < CURVATURE * slope:
             low, low_value, low_slope = step, found, found_slope
-            step = 2 * step if high == float("inf") else (low + high) / 2
+            step = 4 * step if high == float("inf") else (low + high) / 2
         else:
             return step
-        if high - low < 1e-14 * max(high, 1e-300):
+        if high - low < 1e-12 * max(first, low):
             break
-    return None
+    return low or None
 
 
 def _vertex(width: float, value: float, slope: float, far: float) -> float:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import threadpoolctl
 
 from pipelines.data.config import DataConfig
 from pipelines.data.dataset import open_dataset
@@ -20,8 +24,14 @@ from pipelines.data.source import input_columns, make_source
 from pipelines.data.split import SplitConfig
 from pipelines.data.splitting import fit_split
 from pipelines.features import FeatureConfig, LabelConfig, fit_features
+from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
-from pipelines.training.gang.collective import TcpCollective, listen
+from pipelines.training.estimators import linear_rank
+from pipelines.training.estimators.linear import LINEAR, LOGISTIC, assemble, rank_arguments
+from pipelines.training.estimators.registry import FitRequest
+from pipelines.training.fit import Fit
+from pipelines.training.gang import Deadlines, RankContext
+from pipelines.training.gang.collective import PeerError, TcpCollective, listen
 
 Program = Callable[[TcpCollective], Any]
 
@@ -131,3 +141,81 @@ def classification(rows: int = 3000, seed: int = 0, classes: int = 2) -> pa.Tabl
 @pytest.fixture
 def make_classification() -> Callable[..., pa.Table]:
     return classification
+
+
+class Trainer:
+    """Fits linear models by the ranks' own program, each rank in a thread: what a gang does, without its processes."""
+
+    def __init__(self, mesh: Mesh, folder: Path) -> None:
+        self._mesh, self._folder = mesh, folder
+        self.messages: list[dict[str, Any]] = []
+
+    def fit(
+        self,
+        data: TrainingData,
+        params: dict[str, Any],
+        *,
+        ranks: int = 2,
+        threads: int = 1,
+        memory_bytes: int | None = None,
+        checkpoint_url: str | None = None,
+        stop: Callable[[int], bool] | None = None,
+        **config: Any,
+    ) -> Fit:
+        """Train; `stop` gets the number of reports so far and says whether ranks are asked to leave."""
+        name = "linear_regression" if data.target.kind == "regression" else "logistic_regression"
+        request = FitRequest(
+            config=TrainConfig(estimator=name, params=params, **config),
+            data=data,
+            client=None,
+            ranks=ranks,
+            threads=threads,
+            memory_bytes=memory_bytes,
+            checkpoint_url=checkpoint_url,
+            report=lambda progress: None,
+            deadlines=Deadlines(),
+            stop=threading.Event(),
+        )
+        (LINEAR if data.target.kind == "regression" else LOGISTIC).check(request.config)
+        arguments = rank_arguments(request)
+
+        def live(own: dict[str, Any]) -> Program:
+            def program(collective: TcpCollective) -> bytes:
+                with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
+                    context = RankContext(
+                        rank=collective.rank,
+                        size=collective.size,
+                        collective=collective,
+                        arguments=json.loads(json.dumps(own)),
+                        threads=threads,
+                        memory_bytes=memory_bytes,
+                        scratch=Path(scratch),
+                        report=self.messages.append,
+                        stop_requested=lambda: stop is not None and stop(len(self.messages)),
+                    )
+                    return linear_rank.program(context)
+
+            return program
+
+        with threadpoolctl.threadpool_limits(1):
+            outcomes = self._mesh.run([live(own) for own in arguments])
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, PeerError):
+                raise outcome
+        return assemble(outcomes, 0.0)
+
+
+@pytest.fixture
+def trainer(mesh: Mesh, tmp_path: Path) -> Trainer:
+    return Trainer(mesh, tmp_path)
+
+
+def weights_of(fit: Fit) -> tuple[np.ndarray, np.ndarray]:
+    """Read coefficients (outputs, features) and intercepts (outputs,) off a fit."""
+    coef, intercept = (np.load(io.BytesIO(fit.files[name])) for name in ("coef.npy", "intercept.npy"))
+    return coef, intercept
+
+
+@pytest.fixture
+def read_weights() -> Callable[[Fit], tuple[np.ndarray, np.ndarray]]:
+    return weights_of
