@@ -17,7 +17,7 @@ from pipelines.registry.artifacts import read_folder, store_artifact
 from pipelines.registry.lineage import Lineage
 from pipelines.registry.log import append, records
 from pipelines.registry.records import Artifact, ModelVersion, decode, encode
-from pipelines.storage import ObjectStore
+from pipelines.storage import ObjectStore, require_create_only
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ def publish(store: ObjectStore, publication: Publication) -> ModelVersion:
     if again is not None:
         log.info("run %s has published %s before", publication.run_id, again.ref)
         return again
+    require_create_only(store)
     artifacts = {path: store_artifact(store, data) for path, data in _files(publication).items()}
     _check_stored(store, artifacts, publication.model.digest)
     draft = _draft(publication, artifacts)

@@ -3,6 +3,7 @@
 from pipelines.storage.filesystem import Location, open_filesystem
 from pipelines.storage.once import create_once
 from pipelines.storage.opening import open_store
+from pipelines.storage.probe import require_create_only
 from pipelines.storage.protocol import ObjectInfo, ObjectStore
 from pipelines.storage.urls import absolute_url, join_url
 
@@ -15,4 +16,5 @@ __all__ = [
     "join_url",
     "open_filesystem",
     "open_store",
+    "require_create_only",
 ]

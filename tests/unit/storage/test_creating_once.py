@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pipelines.errors import ObjectExistsError, StorageError, UnreachableStoreError
-from pipelines.storage import create_once, open_store
+from pipelines.storage import create_once, open_store, require_create_only
+from pipelines.storage.probe import probe_create_only
 
 _names = itertools.count()
 
@@ -91,3 +92,33 @@ def test_what_can_not_be_written_is_not_tried_again() -> None:
     with pytest.raises(StorageError, match="denied"):
         settle(store)
     assert store.creates == ["works"]
+
+
+class Overwriting:
+    """A store like a server that knows nothing of conditions."""
+
+    url = "s3://old/place"
+
+    def __init__(self) -> None:
+        self.inner = open_store(f"memory://once-{next(_names)}")
+
+    def create(self, key: str, data: bytes) -> Any:
+        return self.inner.replace(key, data)
+
+
+def test_a_server_that_overwrites_is_refused() -> None:
+    store = Overwriting()
+    with pytest.raises(StorageError, match=r"s3://old/place: this server overwrites.*If-None-Match"):
+        probe_create_only(store)  # type: ignore[arg-type]  # only what is used
+
+
+def test_a_store_that_keeps_its_promise_is_not() -> None:
+    store = open_store(f"memory://once-{next(_names)}")
+    probe_create_only(store)
+    probe_create_only(store)
+
+
+@pytest.mark.slow
+def test_a_real_server_keeps_its_promise(s3_url: str) -> None:
+    require_create_only(open_store(s3_url))
+    assert [info.key for info in open_store(s3_url).list()] == ["_probe/create-only"]
