@@ -18,6 +18,7 @@ from pipelines.errors import DataError, Fault, SpecError
 from pipelines.features.config import FeatureConfig
 from pipelines.features.foreign_fit import check_foreign, fit_foreign
 from pipelines.features.freeze import NUMBERS, Freezer, domain_of
+from pipelines.features.joining import join_shards
 from pipelines.features.labels import label_faults, target_of
 from pipelines.features.matrix import choose_sparse
 from pipelines.features.plan import FeaturePlan
@@ -79,7 +80,7 @@ def fit_features(
     sparse: bool | None = None,
     on_done: Callable[[MapProgress], None] | None = None,
 ) -> Fitted:
-    """Fit features and target: statistics of the training split, checks of all parts, one task per shard.
+    """Fit features and target: statistics of the training split, checks of all parts, in one pass over the shards.
 
     Results are merged in shard order, so they are the same bits for any number of workers.
 
@@ -97,7 +98,7 @@ def fit_features(
         Force a CSR or a dense matrix; None: CSR if one-hot columns make it sparse enough, but never for ``native``,
         whose trainers take what CSR leaves out for missing.
     on_done : callable, optional
-        Called as `map_shards` does, for progress.
+        Called as `map_shards` does, for progress; it counts the shards of the pass, see `join_shards`.
 
     Raises
     ------
@@ -117,7 +118,7 @@ def fit_features(
         if isinstance(draft, ForeignDraft):
             check_foreign(draft)
     scan = plan_scan(drafts, label, source, split, rows=sum(shard.rows for shard in shards))
-    results = map_shards(client, scan_shard, shards, scan, on_done=on_done)
+    results = map_shards(client, scan_shard, join_shards(shards), scan, on_done=on_done)
     found = merge_all(scan, (result for _, result in results))
     target = target_of(label, schema.field(label.column).type, found.labels)
     _refuse_infinities(found)

@@ -26,6 +26,7 @@ from pipelines.features.foreign import (
     store,
     transform_matrix,
 )
+from pipelines.features.joining import join
 from pipelines.features.resolve import ForeignDraft
 from pipelines.features.scan import Scan, labelled_rows
 from pipelines.features.steps import Foreign
@@ -117,13 +118,7 @@ def _fit_incrementally(
     draft: ForeignDraft, scan: Scan, shards: Sequence[Shard], client: Client | None
 ) -> tuple[Any, int]:
     """Fit with `partial_fit` in one task that reads every shard; the order is fixed, so the result is too."""
-    everything = Shard(
-        0,
-        tuple(piece for shard in shards for piece in shard.slices),
-        sum(shard.rows for shard in shards),
-        sum(shard.bytes for shard in shards),
-    )
-    ((_, result),) = map_shards(client, fit_over, [everything], draft, scan, deadline_s=INCREMENTAL_DEADLINE_S)
+    ((_, result),) = map_shards(client, fit_over, [join(shards)], draft, scan, deadline_s=INCREMENTAL_DEADLINE_S)
     return result
 
 

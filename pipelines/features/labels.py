@@ -12,7 +12,7 @@ import pyarrow as pa
 from pipelines.errors import DataError, Fault, NotFoundError
 from pipelines.features.columns import as_categories, as_numbers, category_type, is_number
 from pipelines.features.counts import Counter, Counts
-from pipelines.features.moments import Moments, measure, steady
+from pipelines.features.moments import NOTHING, Moments, measure, steady
 from pipelines.features.target import Class, Kind, LabelConfig, LabelType, Target
 
 FEW_INTEGERS = 20
@@ -51,7 +51,7 @@ class LabelScanner:
     def __init__(self, label: LabelConfig, type_: pa.DataType) -> None:
         self._kept = category_type(type_) or pa.string()
         self._counter = Counter(self._kept, label.max_classes)
-        self._moments = Moments() if is_number(type_) else None
+        self._moments = NOTHING if is_number(type_) else None
         self._rows = self._missing = 0
         self._missing_in = self._infinite_in = ""
 
@@ -138,7 +138,7 @@ def _refuse_infinite(label: LabelConfig, parts: Mapping[str, LabelSummary]) -> N
 
 
 def _regression(label: LabelConfig, parts: Mapping[str, LabelSummary]) -> Target:
-    moments = parts["train"].moments or Moments()
+    moments = parts["train"].moments or NOTHING
     largest = float(np.finfo(np.float32).max)
     for part, summary in parts.items():
         held = summary.moments

@@ -47,6 +47,8 @@ class Moments:
 
     def merge(self, other: Moments) -> Moments:
         """Join with the summary of other values (Chan, Golub & LeVeque 1979)."""
+        if self is NOTHING:
+            return other
         missing, infinite = self.missing + other.missing, self.infinite + other.infinite
         if not (self.count and other.count):
             return replace(self if self.count else other, missing=missing, infinite=infinite)
@@ -71,24 +73,28 @@ class Moments:
         return self.low == self.high
 
 
+NOTHING = Moments()
+"""The summary of no values."""
+
+
 def measure(values: np.ndarray) -> Moments:
     """Summarise numbers (any real dtype, shape (rows,), NaN where null)."""
     if not len(values):
-        return Moments()
+        return NOTHING
     low, high = float(values.min()), float(values.max())
     if not (math.isfinite(low) and math.isfinite(high)):
         missing = int(np.count_nonzero(np.isnan(values)))
         finite = values[np.isfinite(values)]
         return replace(measure(finite), missing=missing, infinite=len(values) - len(finite) - missing)
-    found = Moments()
+    found = NOTHING
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(values), CHUNK):
-            found = found.merge(_measure_chunk(values[start : start + CHUNK]))
-    return replace(found, low=low, high=high)
+            found = found.merge(_measure_chunk(values[start : start + CHUNK], low, high))
+    return found
 
 
-def _measure_chunk(values: np.ndarray) -> Moments:
-    """Sum differences, and their squares, from the mean c of the first block.
+def _measure_chunk(values: np.ndarray, low: float, high: float) -> Moments:
+    """Sum differences, and their squares, from the mean c of the first block; `low` and `high` are passed on.
 
     That is safe: the first block is at least an eighth of the chunk, so (c − mean)² is at most seven times the variance
     of the chunk, and the subtraction of it loses three bits at most.
@@ -107,7 +113,7 @@ def _measure_chunk(values: np.ndarray) -> Moments:
     shift = total / len(values)
     mean, rest = _two_sum(center, shift)
     squares -= total * shift
-    return Moments(len(values), mean=mean, rest=rest, squares=0.0 if squares < 0.0 else squares)
+    return Moments(len(values), 0, 0, mean, rest, 0.0 if squares < 0.0 else squares, low, high)
 
 
 def steady(moments: Moments) -> tuple[float, float]:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from pipelines.data.checks import Checks
 from pipelines.data.hashing import hash_rows, seed_word
-from pipelines.data.reader import Read, read_batches
+from pipelines.data.reader import BATCH_ROWS, Read, read_batches
 from pipelines.data.rows import RowIds
 from pipelines.data.shards import Shard
 from pipelines.data.source import Source
@@ -20,7 +20,7 @@ from pipelines.data.split import PARTS, SplitPlan
 from pipelines.features.columns import Columns, as_numbers
 from pipelines.features.counts import FEW_DISTINCT, MOST_DISTINCT, Counter, Counts
 from pipelines.features.labels import LabelScanner, LabelSummary
-from pipelines.features.moments import Moments, measure
+from pipelines.features.moments import NOTHING, Moments, measure
 from pipelines.features.quantiles import Sample, SampleRule
 from pipelines.features.steps import Input
 from pipelines.features.target import LabelConfig
@@ -107,8 +107,9 @@ class Collector:
         type_ = scan.schema.field(scan.label.column).type
         self._labels = {part: LabelScanner(scan.label, type_) for part in PARTS}
         self._checks = {part: Checks(scan.schema) for part in PARTS}
+        self._unchecked: dict[str, list[pa.RecordBatch]] = {part: [] for part in PARTS}
         self._infinite: dict[str, Infinities] = {}
-        self._moments = {source: Moments() for source in scan.moments}
+        self._moments = dict.fromkeys(scan.moments, NOTHING)
         self._categories = {source: Counter(kept, MOST_DISTINCT) for source, kept in scan.categories}
         self._few = {source: Counter(pa.float64(), FEW_DISTINCT) for source in scan.few}
         self._samples = {need.key: Sample(need.rule, _sampled_schema(scan, need)) for need in scan.samples}
@@ -123,7 +124,7 @@ class Collector:
             if not there.any():
                 continue
             batch = _rows(read.batch, there)
-            self._checks[part].update(batch)
+            self._check(part, batch)
             labelled = _labelled(batch, self._scan.label.column)
             kept = batch if labelled is None else _rows(batch, labelled)
             label = kept.column(kept.schema.get_field_index(self._scan.label.column))
@@ -152,6 +153,8 @@ class Collector:
 
     def result(self) -> Found:
         """Give what was collected so far."""
+        for part in PARTS:
+            self._check_now(part)
         return Found(
             labels={part: scanner.result() for part, scanner in self._labels.items()},
             checks=self._checks,
@@ -161,6 +164,21 @@ class Collector:
             few={source: counter.result() for source, counter in self._few.items()},
             samples={key: sample.table for key, sample in self._samples.items()},
         )
+
+    def _check(self, part: str, batch: pa.RecordBatch) -> None:
+        """Check a batch, together with the next ones if it is small: validation's and test's usually are."""
+        waiting = self._unchecked[part]
+        waiting.append(batch)
+        if sum(each.num_rows for each in waiting) >= BATCH_ROWS // 2:
+            self._check_now(part)
+
+    def _check_now(self, part: str) -> None:
+        waiting, self._unchecked[part] = self._unchecked[part], []
+        if len(waiting) > 1:
+            joined = pa.Table.from_batches(waiting).unify_dictionaries().combine_chunks()
+            waiting = joined.to_batches()
+        for batch in waiting:
+            self._checks[part].update(batch)
 
     def _find_infinities(self, batch: pa.RecordBatch, path: str) -> None:
         for column in self._scan.finite:

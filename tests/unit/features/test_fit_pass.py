@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from pipelines.codec import canonical, from_plain, to_plain
 from pipelines.data.split import PARTS, SplitPlan
 from pipelines.features import FeatureConfig, Fitted, LabelConfig, Target, fit_features
+from pipelines.features.joining import join_shards
 
 SPLIT = SplitPlan("hash", None, 0.2, 0.3, 11)
 DROP = LabelConfig(column="y", on_null="drop")
@@ -72,6 +74,36 @@ def test_other_files_and_row_groups_give_the_same_statistics(make: Callable[...,
     other = make(made.table, files=3, row_group_rows=17)
     plans = [fit_features(configs, DROP, m.source, m.shards(5), key).plan for m in (made, other)]
     assert plans[0].digest == plans[1].digest
+
+
+def test_dictionary_columns_give_the_plan_of_their_values(make: Callable[..., Any], made: Any) -> None:
+    coded = make(made.table.set_column(2, "w", made.table["w"].dictionary_encode()))
+    assert coded.source.arrow_schema.field("w").type == pa.dictionary(pa.int32(), pa.string())
+    one, other = fitted(made, 3), fitted(coded, 3)
+    assert other.plan.steps == one.plan.steps
+    assert other.plan.files()["categories.arrow"] == one.plan.files()["categories.arrow"]
+    assert other.checks["test"]["columns"]["w"]["distinct"] == 7
+    np.testing.assert_array_equal(other.plan.transform(made.table), one.plan.transform(made.table))
+
+
+@settings(max_examples=20)
+@given(shards=st.integers(1, 300), size=st.integers(1, 1 << 30))
+def test_joined_shards_read_the_same_rows_in_the_same_order(made: Any, shards: int, size: int) -> None:
+    given_ = [replace(shard, bytes=size) for shard in made.shards(shards)]
+    joined = join_shards(given_)
+    assert min(shards, 64) <= len(joined) <= max(64, shards)
+    assert (sum(shard.rows for shard in joined), sum(shard.bytes for shard in joined)) == (900, shards * size)
+    assert _rows(joined) == _rows(given_)
+    assert sum(len(shard.slices) for shard in joined) <= sum(len(shard.slices) for shard in given_)
+
+
+def _rows(shards: list[Any]) -> list[tuple[str, int, int]]:
+    return [
+        (piece.file.path, piece.row_group, row)
+        for shard in shards
+        for piece in shard.slices
+        for row in range(piece.start, piece.stop)
+    ]
 
 
 def test_rows_are_counted_by_part(made: Any) -> None:
