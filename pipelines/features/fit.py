@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,8 +119,8 @@ def fit_features(
         if isinstance(draft, ForeignDraft):
             check_foreign(draft)
     scan = plan_scan(drafts, label, source, split, rows=sum(shard.rows for shard in shards))
-    results = map_shards(client, scan_shard, join_shards(shards), scan, on_done=on_done)
-    found = merge_all(scan, (result for _, result in results))
+    with closing(map_shards(client, scan_shard, join_shards(shards), scan, on_done=on_done)) as results:
+        found = merge_all(scan, (result for _, result in results))
     target = target_of(label, schema.field(label.column).type, found.labels)
     _refuse_infinities(found)
     return Fitted(
