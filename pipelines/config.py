@@ -17,6 +17,7 @@ class Config(BaseModel):
 def _bytes(value: object) -> object:
     if isinstance(value, str):
         try:
+            _check_number(value)
             return parse_bytes(value)
         except ValueError:
             raise ValueError(f"not an amount of memory: {value!r}; write it like '512 MiB' or '2 GiB'") from None
@@ -26,10 +27,17 @@ def _bytes(value: object) -> object:
 def _seconds(value: object) -> object:
     if isinstance(value, str):
         try:
+            _check_number(value)
             return float(parse_timedelta(value.replace("min", "m") if value.endswith("min") else value, default="s"))
         except (KeyError, ValueError):
             raise ValueError(f"not a duration: {value!r}; write it like '60 s' or '5 minutes'") from None
     return value
+
+
+def _check_number(text: str) -> None:
+    """Dask reads a bare unit as one of it, and fails with an IndexError on an empty text."""
+    if not text.strip()[:1].isdigit():
+        raise ValueError(text)
 
 
 Bytes = Annotated[int, BeforeValidator(_bytes)]
