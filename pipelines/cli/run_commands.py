@@ -160,10 +160,11 @@ def list_command(limit: int, runs: str | None, as_json: bool) -> None:
 @run.command()
 @click.argument("run_id", metavar="RUN")
 @click.option("--logs", is_flag=True, help="Print the end of the driver's log, too.")
+@click.option("--checks", is_flag=True, help="Print what was found in the rows, too.")
 @runs_option
 @json_option
 @guarded
-def show(run_id: str, logs: bool, runs: str | None, as_json: bool) -> None:
+def show(run_id: str, logs: bool, checks: bool, runs: str | None, as_json: bool) -> None:
     """Show what RUN has come to: stages, metrics, version, error.
 
     \b
@@ -173,7 +174,8 @@ def show(run_id: str, logs: bool, runs: str | None, as_json: bool) -> None:
     handle = attach(run_id, runs)
     record = handle.record()
     if as_json:
-        show_json(to_plain(record) | ({"logs": handle.logs()} if logs else {}))
+        extra = ({"logs": handle.logs()} if logs else {}) | ({"checks": handle.checks()} if checks else {})
+        show_json(to_plain(record) | extra)
         return
     say(f"run        {record.run_id}\nstatus     {record.status}\nstarted    {moment(record.created)} UTC")
     say(f"attempts   {record.attempts}\nversion    {cell(record.version)}\n")
@@ -184,8 +186,20 @@ def show(run_id: str, logs: bool, runs: str | None, as_json: bool) -> None:
         say(f"! {notice}")
     if record.error:
         say(f"\nerror: {record.error['message']}")
+    if checks:
+        for part, found in handle.checks().items():
+            say()
+            show_table(part, _CHECKED, [_check(name, column) for name, column in found["columns"].items()])
     if logs:
         say("\n" + handle.logs())
+
+
+_CHECKED = ("column", "nulls", "distinct", "min", "max", "mean", "most frequent")
+
+
+def _check(name: str, column: dict[str, Any]) -> tuple[Any, ...]:
+    top = ", ".join(str(value) for value, _ in column.get("top", [])[:3])
+    return (name, *[column.get(key) for key in ("nulls", "distinct", "min", "max", "mean")], top)
 
 
 def show_metrics(record: RunRecord) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from cluster import JobError, JobHandle, cancel, logs, status
 from pipelines.codec import from_plain
-from pipelines.errors import DeadlineError, UsageError
+from pipelines.errors import DeadlineError, NotFoundError, UsageError
+from pipelines.plan.cache import StageCache
 from pipelines.run.folder import LOST_AFTER_S, Attempt, RunFolder
 from pipelines.run.journal import Event, read_journal
 from pipelines.run.record import RESUMABLE, RunRecord, fold
@@ -122,6 +125,22 @@ class RunHandle:
             raise UsageError("its driver is at work", on=self.run_id, remedy=remedy)
         submit_attempt(self._folder)
         return self
+
+    def checks(self) -> dict[str, Any]:
+        """What was found in the rows of each part, per column: nulls, ranges, distinct and frequent values.
+
+        Raises
+        ------
+        NotFoundError
+            The features have not been fitted yet.
+        """
+        key = self._folder.plan().by_name["features"].stage_key
+        cache = StageCache(self._folder.store)
+        result = cache.lookup(key)
+        if result is None:
+            raise NotFoundError("the features have not been fitted yet", on=self.run_id, remedy="Wait, or resume it.")
+        checks: dict[str, Any] = json.loads(cache.read(key, result, "fitted.json"))["checks"]
+        return checks
 
     def logs(self) -> str:
         """The end of the driver's log, when this machine holds it; else an empty text."""
