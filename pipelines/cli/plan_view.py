@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.cli.output import cell, say, show_table, size
+from pipelines.cli.output import say, show_table, size
 from pipelines.plan import Plan
 
 
@@ -35,5 +35,3 @@ def show_plan(plan: Plan) -> None:
         for m in plan.memory
     ]
     show_table("memory per worker", ("stage", "predicted", "limit", "training data", "basis"), rows)
-    for warning in plan.warnings:
-        say(f"! {cell(warning)}")

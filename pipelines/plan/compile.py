@@ -113,7 +113,6 @@ def compile_plan(
         code_digest=code,
         runs=places.runs,
         registry=places.registry,
-        warnings=_warnings(spec, estimator),
     )
     return Compiled(plan, spec, manifest, dataset, source, shards)
 
@@ -195,6 +194,8 @@ def _plan_stages(
     train = {k: v for k, v in to_plain(spec.train).items() if k != "checkpoint"}
     add("train", ("features",), parameters=train, ranks=ranks, user_code=code, code=own("train"))
     evaluate = {k: v for k, v in to_plain(spec.evaluate).items() if k != "require"}
+    # the bounds decide nothing about the result; which metrics they ask for does
+    evaluate["require"] = sorted(spec.evaluate.require)
     metric = spec.publish.metric if spec.publish else None
     add("evaluate", ("train",), parameters=evaluate, promote_by=metric, user_code=code, code=own("evaluate"))
     for stage in _in_order(spec.stages):
@@ -258,16 +259,3 @@ def _describe_shards(plan: ShardPlan) -> PlannedShards:
     return PlannedShards(
         len(plan.shards), plan.digest, min(rows), max(rows), min(sizes), max(sizes), plan.largest_piece
     )
-
-
-def _warnings(spec: PipelineSpec, estimator: Estimator) -> tuple[str, ...]:
-    found = []
-    if spec.publish is not None and spec.publish.promote == "if_better" and spec.split.test == 0:
-        found.append("split.test is 0: there are no rows to compare with the champion on")
-    return tuple(found)
-
-
-def plain_plan(plan: Plan) -> Mapping[str, Any]:
-    """The plan in plain JSON values."""
-    plain: Mapping[str, Any] = to_plain(plan)
-    return plain

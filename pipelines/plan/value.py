@@ -131,7 +131,6 @@ class Plan:
     code_digest: str
     runs: str
     registry: str
-    warnings: tuple[str, ...] = ()
     schema: int = SCHEMA
 
     @cached_property

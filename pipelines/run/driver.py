@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster import ClusterError, CodeArchive, activate_code, connect, install_code
 from pipelines.errors import InterruptedRunError, MutiraoError, StorageError, UsageError
-from pipelines.plan import Plan, compile_plan
+from pipelines.plan import compile_plan
 from pipelines.plan.cache import StageCache
 from pipelines.plan.value import PlannedStage
 from pipelines.run.custom import run_custom
@@ -104,7 +104,8 @@ def _execute(folder: RunFolder, journal: JournalWriter, interrupt: _Interrupt) -
             report=lambda stage, **progress: journal.append("progress", stage, **progress),
             stop=interrupt.event,
         )
-        _notice(journal, plan)
+        for skipped in plan.data.skipped:
+            journal.append("notice", text=f"skipped {skipped}")
         results: dict[str, Any] = {}
         for stage in compiled.plan.stages:
             with interrupt.gentle(stage.name == "train"):
@@ -139,13 +140,6 @@ def _compute(work: Work, stage: PlannedStage, journal: JournalWriter, results: d
         results[stage.name] = result
         files, summary = {}, {"result": result}
     return dict(work.cache.commit(pipeline, stage.stage_key, files, summary).summary)
-
-
-def _notice(journal: JournalWriter, plan: Plan) -> None:
-    for skipped in plan.data.skipped:
-        journal.append("notice", text=f"skipped {skipped}")
-    for warning in plan.warnings:
-        journal.append("notice", text=warning)
 
 
 def _once(make: Callable[[], Client]) -> Callable[[], Client]:

@@ -78,12 +78,23 @@ def _estimator(sections: Mapping[str, Any], document: Document) -> Iterator[Faul
 
 
 def _publishing(sections: Mapping[str, Any], document: Document) -> Iterator[Fault]:
-    publish, evaluate = sections.get("publish"), sections.get("evaluate")
-    if publish is None or evaluate is None or publish.promote != "if_better" or not evaluate.metrics:
-        return
-    if publish.metric is not None and publish.metric not in evaluate.metrics:
-        place = document.place(("publish", "metric"))
-        yield Fault(place, f"{publish.metric!r} is not measured", "Add it to evaluate.metrics")
+    publish, split, evaluate = sections.get("publish"), sections.get("split"), sections.get("evaluate")
+    shares = {} if split is None else {"validation": split.validation, "test": split.test}
+    if publish is not None and publish.promote == "if_better" and shares.get("test") == 0:
+        place = document.place(("publish", "promote"))
+        yield Fault(place, "if_better compares on the test rows, and split.test is 0", "Set split.test, or promote")
+    for metric, parts in {} if evaluate is None else evaluate.require.items():
+        for part in parts:
+            if shares.get(part) == 0:
+                place = document.place(("evaluate", "require", metric))
+                yield Fault(place, f"it is required on {part} rows, and split.{part} is 0", f"Set split.{part}")
+    if evaluate is not None and shares.get("validation") == 0:
+        if evaluate.calibrate != "none":
+            place = document.place(("evaluate", "calibrate"))
+            yield Fault(place, "curves are fitted on the validation rows, and split.validation is 0", "Set it")
+        if isinstance(evaluate.threshold, str):
+            place = document.place(("evaluate", "threshold"))
+            yield Fault(place, "it is chosen on the validation rows, and split.validation is 0", "Set it")
 
 
 def _stages(stages: Sequence[StageConfig], document: Document) -> Iterator[Fault]:
