@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import time
 import traceback
 import uuid
@@ -12,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import cloudpickle  # type: ignore[import-untyped]  # it has no stubs
 from distributed import Client, Future, KilledWorker, wait
 from distributed.client import FutureCancelledError
 
@@ -132,8 +134,21 @@ def _share_row_group(one: Shard, other: Shard) -> bool:
     return (last.file.path, last.row_group) == (first.file.path, first.row_group)
 
 
-def _run(function: Callable[..., T], shards: Sequence[Shard], args: tuple[Any, ...]) -> list[T]:
-    """Run one task on a worker."""
+def _run(packed: bytes, name: str, shards: Sequence[Shard]) -> list[Any]:
+    """Run one task on a worker.
+
+    The function comes as bytes: what can't be imported here is then the task's error. Left to Dask, it would end the
+    worker that receives it, and the next one after it.
+    """
+    try:
+        function, args = pickle.loads(packed)
+    except Exception as error:  # the boundary to any module that a function may need
+        raise UserCodeError(
+            f"{name} can't be loaded on a worker",
+            on=_files(shards[0]),
+            found=f"{type(error).__name__}: {error}",
+            remedy="Its module must be importable there: put it under `code:`.",
+        ) from None
     with shared_streams():
         return [_call(function, shard, args) for shard in shards]
 
@@ -167,9 +182,10 @@ class _Tasks:
         deadline_s: float,
         window: int,
     ) -> None:
-        self._client, self._function, self._shards, self._args = client, function, shards, args
-        self._groups, self._retries, self._deadline_s, self._window = groups, retries, deadline_s, window
-        self._name = f"{_name(function)}-{uuid.uuid4().hex[:8]}"
+        self._client, self._shards, self._groups = client, shards, groups
+        self._retries, self._deadline_s, self._window = retries, deadline_s, window
+        self._function, self._packed = _name(function), cloudpickle.dumps((function, args))
+        self._name = f"{self._function}-{uuid.uuid4().hex[:8]}"
         self._submitted, self._taken = 0, 0
         self._flying: dict[int, Future] = {}
         self._done: dict[int, list[Any]] = {}
@@ -209,9 +225,9 @@ class _Tasks:
         shards = [self._shards[at] for at in self._groups[group]]
         self._flying[group] = self._client.submit(
             _run,
+            self._packed,
             self._function,
             shards,
-            self._args,
             key=f"{self._name}-{group}-{self._lost.get(group, 0)}",
             pure=False,
             priority=-group,
@@ -249,12 +265,11 @@ class _Tasks:
         return False
 
     def _unknown(self, group: int, error: BaseException) -> UserCodeError:
-        """What went wrong outside the function: its pickling, its import."""
+        """What went wrong outside the function, like the pickling of its result."""
         return UserCodeError(
-            f"{_name(self._function)} could not be run on a worker",
+            f"{self._function} could not be run on a worker, or its result not be returned",
             on=_files(self._shards[self._groups[group][0]]),
             found=f"{type(error).__name__}: {error}",
-            remedy="It must be importable there: put its module under `code:`.",
         )
 
     def _give_up(self) -> None:
@@ -262,10 +277,10 @@ class _Tasks:
         first = self._shards[self._groups[group][0]]
         raise DeadlineError(
             f"no shard was done within {self._deadline_s:g} s; the first one missing is shard {first.index} of "
-            f"{len(self._shards)} ({_name(self._function)})",
+            f"{len(self._shards)} ({self._function})",
             on=_files(first),
             found=self._evidence(self._flying[group]),
-            remedy="Look at that worker's log, or allow more time.",
+            remedy="Look at the workers' logs, or allow more time.",
         )
 
     def _evidence(self, task: Future) -> str:
