@@ -201,6 +201,7 @@ class _Tasks:
 
     def advance(self) -> list[int]:
         """Keep the window full, wait a moment; return the groups that got done."""
+        self._check_connection(min(self._flying, default=self._submitted))
         while self._submitted < min(len(self._groups), self._taken + self._window):
             self._submit(self._submitted)
             self._submitted += 1
@@ -220,6 +221,15 @@ class _Tasks:
             with suppress(Exception):  # nothing is left to save, and the reason for leaving must not be hidden
                 self._client.cancel(list(self._flying.values()), force=True)
         self._flying.clear()
+
+    def _check_connection(self, group: int) -> None:
+        if self._client.status in ("closing", "closed"):
+            first = self._shards[self._groups[min(group, len(self._groups) - 1)][0]]
+            raise MutiraoError(
+                f"the cluster is gone; the first shard missing is shard {first.index} of {len(self._shards)}",
+                on=_files(first),
+                remedy="Look at the scheduler's log; then resume the run.",
+            )
 
     def _submit(self, group: int) -> None:
         shards = [self._shards[at] for at in self._groups[group]]
@@ -249,9 +259,8 @@ class _Tasks:
         return self._again(group, CancelledError(f"task {future.status}"))
 
     def _again(self, group: int, error: BaseException) -> bool:
+        self._check_connection(group)
         first = self._shards[self._groups[group][0]]
-        if self._client.status != "running":
-            raise MutiraoError("the connection to the cluster was lost", on=_files(first), found=str(error)) from error
         self._lost[group] = self._lost.get(group, 0) + 1
         if self._lost[group] > self._retries:
             raise MutiraoError(
