@@ -10,6 +10,7 @@ import pyarrow as pa
 from pipelines.errors import Fault, NotFoundError
 from pipelines.evaluation.catalogue import Kind
 from pipelines.evaluation.config import check_metrics, check_segments
+from pipelines.features import check_features
 
 if TYPE_CHECKING:
     from pipelines.spec import PipelineSpec
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
 def faults_against(spec: PipelineSpec, schema: pa.Schema, estimator: Estimator) -> list[Fault]:
     """Find columns that don't exist or can't be used, and metrics that don't fit the kind of label, all at once."""
-    faults = [fault for path, column in _named(spec) for fault in _column(path, column, schema)]
+    faults = check_features(spec.features, spec.label, schema, categorical=estimator.categorical)
+    faults += [fault for path, column in _named(spec) for fault in _column(path, column, schema)]
     faults += check_segments(spec.evaluate, schema.names)
-    faults += _nested(spec, schema)
     kind = label_kind(spec, schema, estimator)
     if kind is not None:
         faults += check_metrics(spec.evaluate, kind)
@@ -43,24 +44,16 @@ def label_kind(spec: PipelineSpec, schema: pa.Schema, estimator: Estimator) -> K
 
 
 def _named(spec: PipelineSpec) -> Iterator[tuple[str, str]]:
-    yield "label.column", spec.label.column
     if spec.split.by:
         yield "split.by", spec.split.by
     if spec.train.sample_weight:
         yield "train.sample_weight", spec.train.sample_weight
-    for i, feature in enumerate(spec.features):
-        for j, column in enumerate(feature.columns):
-            yield f"features[{i}].columns[{j}]", column
 
 
 def _column(path: str, column: str, schema: pa.Schema) -> Iterator[Fault]:
     if column not in schema.names:
         error = NotFoundError.among("column", column, schema.names)
         yield Fault(path, error.what, error.remedy)
-
-
-def _nested(spec: PipelineSpec, schema: pa.Schema) -> Iterator[Fault]:
-    for path, column in _named(spec):
-        if column in schema.names and pa.types.is_nested(schema.field(column).type):
-            kind = schema.field(column).type
-            yield Fault(path, f"{column!r} is nested ({kind})", "Derive a flat column from it, or leave it out")
+    elif pa.types.is_nested(schema.field(column).type):
+        kind = schema.field(column).type
+        yield Fault(path, f"{column!r} is nested ({kind})", "Derive a flat column from it, or leave it out")

@@ -135,7 +135,7 @@ PLANNED: dict[str, tuple[Callable[[Place], None], dict[str, Any], int, tuple[str
     "a column twice in one file": (add_doubled_column, {}, 4, ("c.parquet", "x")),
     "no files": (remove_all, {}, 4, ("data", "no Parquet files")),
     "no folder": (remove_folder, {}, 2, ("data", "dato")),
-    "a column that is missing": (nothing, {"features": [["z"]]}, 2, ("features[0].columns[0]", "'z'")),
+    "a column that is missing": (nothing, {"features": [["z"]]}, 2, ("features[0].columns", "'z'")),
     "a machine too small": (nothing, {"cluster": {"workers": 500, "worker": {"memory": "8 GiB"}}}, 0, ()),
 }
 
@@ -150,7 +150,7 @@ def test_planning_tells_what_is_wrong(place: Place, case: str) -> None:
 def test_a_nested_column_is_no_feature(place: Place) -> None:
     for name in ("a.parquet", "b.parquet"):
         place.write(name, table(deep=pa.array([[1, 2]] * ROWS)))
-    assert_told(run_spec(place, "plan", features=[["deep"]]), 2, "features[0].columns[0]", "nested")
+    assert_told(run_spec(place, "plan", features=[["deep"]]), 2, "features[0].columns", "nested")
     assert_told(run_spec(place, "plan"), 0)
 
 
