@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from pipelines.plan.memory import predict_memory
 from pipelines.plan.schema_checks import faults_against
 from pipelines.plan.value import Plan, PlannedData, PlannedShards, PlannedStage
 from pipelines.storage import open_store
-from pipelines.training.estimators.registry import Estimator, resolve
+from pipelines.training.estimators.registry import resolve
 
 if TYPE_CHECKING:
     from pipelines.spec import PipelineSpec, Places, StageConfig

@@ -82,8 +82,7 @@ def report(rows: list[dict[str, Any]], *, quick: bool, whole: bool) -> None:
 
 def _table(rows: list[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    for row in rows:
-        lines.append("| " + " | ".join(_cell(row.get(column)) for column in COLUMNS) + " |")
+    lines += ["| " + " | ".join(_cell(row.get(column)) for column in COLUMNS) + " |" for row in rows]
     return "\n".join(lines)
 
 
