@@ -78,6 +78,8 @@ class SkopsPredictor:
         """
         if X.shape[0] == 0:
             return np.empty((0,) if self.n_outputs == 1 else (0, self.n_outputs))
+        if not isinstance(X, np.ndarray) and not _takes_sparse(self._estimator):
+            X = X.toarray()
         try:
             return self._scores(X)
         except Exception as error:  # the estimator is foreign code: whatever it raises is reported as its own
@@ -148,6 +150,11 @@ def load_estimator(stored: bytes, trusted: Sequence[str]) -> Any:
         found=", ".join(unknown),
         remedy="Do not load it: it was changed after training.",
     )
+
+
+def _takes_sparse(estimator: Any) -> bool:
+    tags = getattr(estimator, "__sklearn_tags__", None)
+    return tags is not None and bool(tags().input_tags.sparse)
 
 
 def _squashed(decision: Scores) -> Scores:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pipelines import codec
 from pipelines.data.shards import deal
@@ -100,7 +101,13 @@ def _job(request: FitRequest, params: XGBoostParams, evals: tuple[str, ...]) -> 
         checkpoint_prefix=f"xgboost-{_identity(config, data)[:16]}",
         train_share=min(1.0, known / max(rows, 1)) if known is not None else 1.0,
         step_s=request.deadlines.step_s,
+        towards=_cluster_host(request),
     )
+
+
+def _cluster_host(request: FitRequest) -> str:
+    address = "" if request.client is None else str(request.client.scheduler.address)
+    return (urlsplit(address).hostname if address.startswith(("tcp://", "tls://")) else None) or "127.0.0.1"
 
 
 def _words(params: XGBoostParams, config: TrainConfig, data: TrainingData) -> dict[str, Any]:

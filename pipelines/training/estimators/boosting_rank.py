@@ -25,12 +25,13 @@ from pipelines.training.estimators.boosting_params import XGBoostParams
 from pipelines.training.estimators.boosting_rounds import Rounds
 from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.gang.context import RankContext, StopRequested
+from pipelines.training.gang.watcher import address_towards
 
 logger = logging.getLogger(__name__)
 
 REPORT_S = 0.25
-BASE_BYTES = 300 << 20
-"""A rank's process with its libraries, batches in flight and the sketch's summaries."""
+BASE_BYTES = 380 << 20
+"""A rank with its libraries (measured: 255 MiB), batches in flight and the sketch's summaries."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Job:
     train_share: float
     """Expected share of this rank's rows that are for training."""
     step_s: float
+    towards: str
+    """A host of the cluster: rank 0 listens for the others on the address that it would reach it from."""
 
 
 def run(context: RankContext) -> bytes:
@@ -76,7 +79,7 @@ def _train(context: RankContext, job: Job, data: TrainingData, clock: _Clock) ->
         blocks = parts.blocks("train")
     # Whoever loads faster waits here, with the gang's deadline, not in XGBoost's.
     context.collective.barrier()
-    with _communicator(context, job.step_s):
+    with _communicator(context, job.step_s, job.towards):
         with clock.phase("bins"):
             train = parts.binned("train", blocks, ref=None)
             del blocks
@@ -260,7 +263,7 @@ def take_apart(result: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 @contextmanager
-def _communicator(context: RankContext, step_s: float) -> Iterator[None]:
+def _communicator(context: RankContext, step_s: float, towards: str) -> Iterator[None]:
     """Join XGBoost's own collective: rank 0 runs the tracker, ranks are those of the gang."""
     if context.size == 1:
         with nullcontext():
@@ -270,9 +273,8 @@ def _communicator(context: RankContext, step_s: float) -> Iterator[None]:
 
     tracker = None
     if context.rank == 0:
-        tracker = RabitTracker(
-            context.size, getattr(context, "host", "127.0.0.1"), sortby="task", timeout=max(1, round(step_s))
-        )
+        host = address_towards(towards)
+        tracker = RabitTracker(context.size, host, sortby="task", timeout=max(1, round(step_s)))
         tracker.start()
     packed = context.collective.broadcast(codec.canonical(tracker.worker_args()) if tracker is not None else None)
     words = json.loads(packed) | {
