@@ -60,9 +60,10 @@ class ColumnCorrection(Config):
 
 
 class Versioned(Config):
-    """A dataset with versions, as our own writer makes it: its newest committed version is read."""
+    """A dataset with versions, as our own writer makes it: its newest committed version is read, or the one named."""
 
     versioned: str
+    version: int | None = None
 
 
 def _source_kind(source: object) -> str:

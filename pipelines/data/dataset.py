@@ -226,7 +226,7 @@ class Pruned:
 
 
 def open_dataset(
-    source: str | Sequence[str] | Versioned | Mapping[str, str],
+    source: str | Sequence[str] | Versioned | Mapping[str, str | int],
     *,
     columns: Mapping[str, ColumnCorrection | Mapping[str, str]] | None = None,
     on_drift: OnDrift = "widen",
@@ -239,7 +239,7 @@ def open_dataset(
 
     Parameters
     ----------
-    source : str, sequence of str, Versioned or {"versioned": url}
+    source : str, sequence of str, Versioned or {"versioned": url, "version": number}
         See `DataConfig.source`. The folder of a Delta or Iceberg table is read through its log.
     columns, on_drift, on_bad_file
         See `DataConfig`.

@@ -75,9 +75,9 @@ class Expression:
         DataError
             A value that can't be computed: an overflow, a text that is no number.
         """
+        held: dict[str, pa.Array] = {name: batch[name] for name in self.columns}
         if isinstance(batch, pa.Table):
-            batch = batch.combine_chunks()
-        held: Mapping[str, pa.Array] = {name: batch[name] for name in self.columns}
+            held = {name: column.combine_chunks() for name, column in held.items()}
         if not isinstance(batch, Mapping):
             rows = batch.num_rows
         try:
@@ -86,7 +86,7 @@ class Expression:
             raise DataError("a value can't be computed", on=self.text, found=str(error).splitlines()[0]) from error
         if isinstance(result, pa.Scalar):
             return pa.repeat(result, len(next(iter(held.values()))) if rows is None else rows)
-        return result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result
+        return result
 
 
 def parse_expression(text: str, schema: pa.Schema, *, on: str = "expression") -> Expression:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from pipelines.data.commits import VERSIONS, newest_version
+from pipelines.data.commits import VERSIONS, newest_version, open_version
 from pipelines.data.config import Versioned
 from pipelines.data.listing import ListedFile, Listing, list_source
 from pipelines.data.partitions import Values, folder_values
@@ -42,12 +42,12 @@ class Located:
     field_ids: Mapping[str, int] = field(default_factory=dict)
 
 
-def absolute_source(source: str | Sequence[str] | Versioned | Mapping[str, str]) -> Source:
+def absolute_source(source: str | Sequence[str] | Versioned | Mapping[str, str | int]) -> Source:
     """Spell a source so that it means the same in any process."""
     if isinstance(source, Mapping):
         source = Versioned.model_validate(dict(source))
     if isinstance(source, Versioned):
-        return Versioned(versioned=absolute_url(source.versioned))
+        return source.model_copy(update={"versioned": absolute_url(source.versioned)})
     return absolute_url(source) if isinstance(source, str) else tuple(map(absolute_url, source))
 
 
@@ -64,7 +64,7 @@ def locate(source: Source) -> Located:
         The store can't be reached or read.
     """
     if isinstance(source, Versioned):
-        return _versioned(source.versioned)
+        return _versioned(source.versioned, number=source.version)
     listing = list_source(source)
     found = (*listing.files, *listing.hidden)
     whole = isinstance(source, str) and listing.root == source
@@ -103,9 +103,9 @@ def _logged(log: LoggedTable, root: str, listed: Sequence[ListedFile]) -> Locate
     return Located(root, files, log.values, log.kind, log.version, log.declared, log.columns, log.field_ids)
 
 
-def _versioned(url: str, listing: Listing | None = None) -> Located:
-    """Take the newest version's files, in its order: that is the order of the rows."""
-    version = newest_version(url)
+def _versioned(url: str, listing: Listing | None = None, number: int | None = None) -> Located:
+    """Take the files of a version, the newest by default, in its order: that is the order of the rows."""
+    version = newest_version(url) if number is None else open_version(url, number)
     listing = listing or list_source(url)
     log = LoggedTable("versioned", version.version, version.paths, tuple(() for _ in version.paths))
     return _logged(log, listing.root, (*listing.files, *listing.hidden))

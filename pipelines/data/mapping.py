@@ -142,7 +142,7 @@ def _run(packed: bytes, name: str, shards: Sequence[Shard]) -> list[Any]:
     """
     try:
         function, args = pickle.loads(packed)
-    except Exception as error:  # the boundary to any module that a function may need
+    except Exception as error:  # noqa: BLE001 - the boundary to any module that a function may need
         raise UserCodeError(
             f"{name} can't be loaded on a worker",
             on=_files(shards[0]),

@@ -95,5 +95,7 @@ def _requests(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             joined.append([start, stop])
     return [
-        (begin, min(stop, begin + REQUEST_BYTES)) for start, stop in joined for begin in range(start, stop, REQUEST_BYTES)
+        (begin, min(stop, begin + REQUEST_BYTES))
+        for start, stop in joined
+        for begin in range(start, stop, REQUEST_BYTES)
     ]

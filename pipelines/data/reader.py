@@ -13,6 +13,7 @@ import pyarrow as pa
 from pipelines.data.opening import Files, OpenFile
 from pipelines.data.prefetch import Allowance, prefetch
 from pipelines.data.projection import Projection
+from pipelines.data.pushdown import may_meet
 from pipelines.data.rows import Position, RowIds
 from pipelines.data.shards import Shard, Slice
 from pipelines.data.source import Source
@@ -107,7 +108,7 @@ def read_batches(
     units = _units(shards, position or Position())
     if not units:
         return
-    reading = _Reading(Files(source.root), projection, shards, units, batch_rows, max_bytes_in_flight, row_ids)
+    reading = _Reading(source, projection, shards, units, batch_rows, max_bytes_in_flight, row_ids)
     wanted = pa.cpu_count() if threads is None else threads
     need = reading.need(units[0])
     streams = max(min(wanted, 1), min(wanted, len(units), max_bytes_in_flight // max(need, 1)))
@@ -159,7 +160,7 @@ class _Reading:
 
     def __init__(
         self,
-        files: Files,
+        source: Source,
         projection: Projection,
         shards: Sequence[Shard],
         units: list[_Unit],
@@ -167,7 +168,8 @@ class _Reading:
         cap: int,
         row_ids: bool,
     ) -> None:
-        self._files, self._projection, self._shards, self._units = files, projection, shards, units
+        self._source, self._files = source, Files(source.root)
+        self._projection, self._shards, self._units = projection, shards, units
         self._batch_rows, self._cap, self._row_ids = batch_rows, cap, row_ids
         self._shared = current_streams()
 
@@ -187,6 +189,8 @@ class _Reading:
             return
         with ExitStack() as stack:
             file = stack.enter_context(self._open(unit))
+            if self._skips(file, unit):
+                return
             found = self._cost(file, unit)
             rows = self._rows_at_once(found)
             allowance.take(found.stream_bytes)
@@ -253,6 +257,11 @@ class _Reading:
 
     def _open(self, unit: _Unit) -> OpenFile:
         return self._files.open(unit[0].slice.file, dictionaries=self._projection.dictionaries)
+
+    def _skips(self, file: OpenFile, unit: _Unit) -> bool:
+        """Whether no row of the unit's row group can meet the filter."""
+        with file.explained("read the statistics of"):
+            return not may_meet(self._source, file, unit[0].slice.file, unit[0].slice.row_group)
 
     def _cost(self, file: OpenFile, unit: _Unit) -> Cost:
         with file.explained("read the footer of"):

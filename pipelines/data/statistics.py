@@ -100,6 +100,28 @@ def read_statistics(
     return dict(zip(columns, parts, strict=True))
 
 
+def row_group_statistics(
+    metadata: pq.FileMetaData, row_group: int, leaf: int | None, held: pa.DataType | None, type: pa.DataType
+) -> ColumnStatistics:
+    """Take statistics of one row group from a footer that is at hand.
+
+    Parameters
+    ----------
+    leaf : int or None
+        Number of the column chunk; None where the file lacks the column.
+    held : DataType or None
+        Its type in the file.
+    type : DataType
+        Its type in the unified schema.
+    """
+    collected, groups = _Collected(type), [metadata.row_group(row_group)]
+    if leaf is None or held is None or pt.is_null(held):
+        collected.add_absent(groups)
+    else:
+        collected.add(metadata, groups, leaf, held)
+    return collected.finish()
+
+
 @dataclass(frozen=True)
 class _Wanted:
     """What is wanted of one file: it must still have this footer."""

@@ -20,6 +20,7 @@ import pytest
 from pipelines import codec
 from pipelines.data.config import DataConfig
 from pipelines.data.dataset import Dataset
+from pipelines.data.expressions import parse_expression
 from pipelines.data.reader import Read, read_batches
 from pipelines.data.rows import Position
 from pipelines.data.shards import plan_shards
@@ -167,6 +168,41 @@ def test_an_unknown_column_is_named(write: Write) -> None:
     dataset = flights(write)
     with pytest.raises(NotFoundError, match=r"'carier'.*carrier"):
         next(read_batches(make_source(dataset), plan_shards(dataset, ["id"], shards=1).shards, ["carier"]))
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "id >= 3200",
+        "id in (1005, 3499)",
+        "late",
+        "not late and month < 2",
+        "carrier is None and id < 1100",
+        "x > 300 and carrier == 'c1'",
+        "month == 3",
+        "id < 0",
+    ],
+)
+def test_row_groups_that_can_not_meet_the_filter_are_not_decoded(
+    write: Write, monkeypatch: pytest.MonkeyPatch, condition: str
+) -> None:
+    dataset = flights(write)
+    source = source_of(dataset, derive={"late": "id > 2400"}, filter=condition)
+    decoded = []
+    real = pq.ParquetFile.iter_batches
+
+    def noting(self: pq.ParquetFile, *args: Any, **kwargs: Any) -> Any:
+        decoded.append(kwargs["row_groups"][0])
+        return real(self, *args, **kwargs)
+
+    shards = plan_shards(dataset, ["id"], shards=1).shards
+    unfiltered = source_of(dataset, derive={"late": "id > 2400"})
+    everything = read_batches(unfiltered, shards, unfiltered.arrow_schema.names)
+    whole = pa.Table.from_batches([read.batch for read in everything])
+    keep = parse_expression(condition, whole.schema).evaluate(whole)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", noting)
+    assert ids(list(read_batches(source, shards, ["id"]))) == whole.filter(keep)["id"].to_pylist()
+    assert len(decoded) < 18
 
 
 # --- memory and threads ----------------------------------------------------------------------------------------------

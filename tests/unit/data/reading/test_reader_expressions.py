@@ -100,6 +100,7 @@ MEANINGS: list[tuple[str, list[Any]]] = [
 @pytest.mark.parametrize(("text", "expected"), MEANINGS)
 def test_an_expression_means_what_sql_says(text: str, expected: list[Any]) -> None:
     assert parse_expression(text, SCHEMA).evaluate(ROWS).to_pylist() == expected
+    assert parse_expression(text, SCHEMA).evaluate(pa.Table.from_batches([ROWS[:1], ROWS[1:]])).to_pylist() == expected
 
 
 @pytest.mark.parametrize(("text", "expected"), MEANINGS)

@@ -94,6 +94,8 @@ def test_overwriting_appending_and_going_back(url: str) -> None:
     assert open_version(url, 2).properties == {"why": "more", "mode": "append"}
     with pytest.raises(NotFoundError, match="no version '4'"):
         open_version(url, 4)
+    assert [open_dataset({"versioned": url, "version": n}).rows for n in (1, 2, 3)] == [10, 15, 3]
+    assert open_dataset({"versioned": url}).rows == open_dataset(url).rows == 3
 
 
 def test_nothing_is_there_before_the_commit(url: str) -> None:
