@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from pydantic import TypeAdapter, ValidationError
 
 from pipelines.cli.output import cell, guarded, json_option, say, show_json, show_table, size
+from pipelines.cli.shard_bar import ShardBar
 from pipelines.codec import to_plain
+from pipelines.config import Bytes
+from pipelines.data.compact import compact
 from pipelines.data.compare import ColumnSummary, DatasetDiff, compare
 from pipelines.data.dataset import Dataset, open_dataset
+from pipelines.errors import UsageError
 
 _SHOWN = 10
 
@@ -86,6 +91,46 @@ def diff(before: str, after: str, as_json: bool) -> None:
         show_json(to_plain(found))
     else:
         _show_difference(found)
+
+
+@data.command(name="compact")
+@click.argument("source")
+@click.argument("output")
+@click.option("--target", default="256 MiB", show_default=True, help="Size of the new files.")
+@click.option("--dry-run", is_flag=True, help="Only tell what would be written.")
+@json_option
+@guarded
+def compact_command(source: str, output: str, target: str, dry_run: bool, as_json: bool) -> None:
+    """Write the small files of SOURCE again as few good ones, in order, as a new version of the dataset OUTPUT.
+
+    SOURCE and OUTPUT may be the same versioned dataset. Nothing is deleted; readers see the old version, then the new.
+
+    \b
+    Example:
+        mutirao data compact lake/events lake/events-compact --dry-run
+    """
+    dataset = _open(source)
+    with ShardBar("compacting", quiet=as_json) as bar:
+        found = compact(dataset, output, target_bytes=_amount(target), dry_run=dry_run, on_done=bar.update)
+    if as_json:
+        show_json(to_plain(found))
+        return
+    would = "would be" if dry_run else "were"
+    about = "about " if dry_run else ""
+    say(f"{found.url}: {found.files_before:,} files {would} {about}{found.files_after:,} now")
+    say(
+        f"{found.rewritten_rows:,} rows, {size(found.rewritten_bytes)} {would} written; {found.files_kept:,} files kept"
+    )
+    if found.version is not None:
+        say(f"version {found.version.number}")
+
+
+def _amount(text: str) -> int:
+    try:
+        return TypeAdapter[int](Bytes).validate_python(text)
+    except ValidationError as error:
+        message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise UsageError(message, on="--target") from None
 
 
 def _show_difference(found: DatasetDiff) -> None:

@@ -6,15 +6,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cluster import ClusterSpec, connect, load_cluster_spec, machine
 from pipelines.cli.model_commands import registry_option
 from pipelines.cli.output import guarded, json_option, say, show_json
+from pipelines.cli.shard_bar import ShardBar
 from pipelines.codec import to_plain
 from pipelines.data.dataset import open_dataset
-from pipelines.data.mapping import MapProgress
 from pipelines.run import open_registry
 from pipelines.serving.batch import predict_dataset
 
@@ -57,8 +55,7 @@ def predict(
     dataset = open_dataset(input_url)
     with ExitStack() as stack:
         client = _client(stack, cluster_file, dataset.bytes)
-        progress = _Bar(quiet=as_json)
-        stack.enter_context(progress.shown)
+        bar = stack.enter_context(ShardBar("scoring", quiet=as_json))
         scored = predict_dataset(
             model,
             dataset,
@@ -67,7 +64,7 @@ def predict(
             client=client,
             key_columns=keys,
             filter=filter_text,
-            on_done=progress.update,
+            on_done=bar.update,
         )
     if as_json:
         show_json(to_plain(scored))
@@ -88,23 +85,3 @@ def _this_machine() -> ClusterSpec:
     return ClusterSpec.model_validate(
         {"workers": workers, "worker": {"memory": min(4 << 30, here.memory_bytes // (workers + 1))}}
     )
-
-
-class _Bar:
-    """A progress bar on standard error, or nothing."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        console = Console(stderr=True)
-        columns = (
-            TextColumn("scoring"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("shards"),
-            TimeRemainingColumn(),
-        )
-        self.shown = Progress(*columns, console=console, disable=quiet or not console.is_terminal)
-        self._task = self.shown.add_task("scoring", total=None)
-
-    def update(self, done: MapProgress) -> None:
-        """Show how many shards are done."""
-        self.shown.update(self._task, completed=done.shards, total=done.shards_total)
