@@ -24,11 +24,13 @@ from pipelines.training.blocks import (
 )
 from pipelines.training.data import MAX_BYTES_IN_FLIGHT, TrainingData, read_labelled
 from pipelines.training.gang.context import Array
+from pipelines.training.gang.process import give_back_memory
 
 logger = logging.getLogger(__name__)
 
-_SAFETY_BYTES = 32 << 20
-_LEAST_FREE_BYTES = 64 << 20
+_READING_BYTES = 64 << 20
+"""What decoding and transforming took beyond twice the bytes in flight, seen with 28 float columns, and a margin."""
+_LEAST_FREE_BYTES = 96 << 20
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,9 @@ def plan_room(memory_bytes: int | None, held_bytes: int, features: int, threads:
             remedy="Give the workers more memory.",
         )
     # Decoding holds a batch beside what is in flight; passes hold a block on disk and in float64 for each thread.
-    in_flight = min(MAX_BYTES_IN_FLIGHT, free // 5)
+    in_flight = min(MAX_BYTES_IN_FLIGHT, free // 8)
     per_thread = 4 * block_rows(features) * max(features, 1) * 4
-    blocks = free - 2 * in_flight - threads * per_thread - _SAFETY_BYTES
+    blocks = free - 2 * in_flight - threads * per_thread - _READING_BYTES
     return Room(max(blocks, 0), in_flight)
 
 
@@ -93,7 +95,7 @@ def load_lanes(
                 rows += each.batch.num_rows
                 on_rows(rows)
         loaded[number] = filler.finish()
-    pa.default_memory_pool().release_unused()
+    give_back_memory()
     if store.disk_bytes:
         logger.info("%d MiB of rows are kept on disk, %d in memory", store.disk_bytes >> 20, store.memory_bytes >> 20)
     return loaded

@@ -72,23 +72,34 @@ class Logistic:
     curved: bool = True
 
     def evaluate(self, scores: Array, y: Array, weight: Array | None) -> tuple[float, Array]:
-        """See `Loss.evaluate`. From e = exp(-|z|) nothing overflows: loss = max(z, 0) + log(1 + e) - y·z."""
+        """See `Loss.evaluate`.
+
+        From e = exp(-|z|) nothing overflows: loss = max(z, 0) + log(1 + e) - y·z, and 1 / (1 + e) is the larger of
+        sigmoid(z) and 1 - sigmoid(z). Written in whole-array operations that SIMD knows; selecting by sign is slow.
+        """
         z = scores[0]
-        e = np.abs(z)
-        np.negative(e, out=e)
-        np.exp(e, out=e)
-        one = e + 1
-        losses = np.log(one)
-        losses += np.maximum(z, 0)
-        losses -= y * z
-        # sigmoid(z) = 1 / (1 + e) for z ≥ 0, else e / (1 + e)
-        np.copyto(e, 1, where=z >= 0)
-        residuals = np.divide(e, one, out=e)
-        residuals -= y
+        size = np.abs(z)
         if weight is None:
-            return float(losses.sum(dtype=np.float64)), residuals[None]
-        residuals *= weight
-        return float(np.dot(losses.astype(np.float64), weight.astype(np.float64))), residuals[None]
+            loss = 0.5 * float(z.sum(dtype=np.float64) + size.sum(dtype=np.float64))
+            loss -= float(np.dot(y.astype(z.dtype, copy=False), z))
+        else:
+            losses = np.maximum(z, 0) - y * z
+        one = np.negative(size, out=size)
+        np.exp(one, out=one)
+        one += 1
+        if weight is None:
+            loss += _sum_of_logs(one)
+        else:
+            losses += np.log(one)
+            loss = float(np.dot(losses.astype(np.float64), weight.astype(np.float64)))
+        residuals = np.divide(1, one, out=one)
+        residuals -= 0.5
+        np.copysign(residuals, z, out=residuals)
+        residuals += 0.5
+        residuals -= y
+        if weight is not None:
+            residuals *= weight
+        return loss, residuals[None]
 
     def curvature(self, scores: Array, y: Array, weight: Array | None) -> Array:
         """See `Loss.curvature`: p·(1 - p)."""
@@ -171,9 +182,9 @@ class Multinomial:
         return centred
 
 
-@dataclass(frozen=True)
-class Penalty:
-    """l2/2·‖w‖² + l1·‖w‖₁ over the weights of the features."""
-
-    l2: float = 0.0
-    l1: float = 0.0
+def _sum_of_logs(values: Array) -> float:
+    """Sum the logarithms of values in [1, 2]: of products of at most a hundred, which stay below 2^100."""
+    width = -(-len(values) // 100)
+    whole = len(values) // width * width if width else 0
+    products = np.multiply.reduce(values[:whole].reshape(-1, max(width, 1)), axis=0)
+    return float(np.log(products).sum(dtype=np.float64) + np.log(values[whole:]).sum(dtype=np.float64))

@@ -184,6 +184,7 @@ def _watch_on_worker(plain: dict[str, Any]) -> None:
     from distributed import get_worker
 
     worker = get_worker()
+    process.give_back_memory()
     host = urlsplit(worker.address).hostname if worker.address.startswith(("tcp://", "tls://")) else "127.0.0.1"
     watch(
         Launch.of(plain),
