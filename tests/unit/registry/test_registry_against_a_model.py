@@ -207,4 +207,4 @@ def test_histories(trained: Any) -> None:
 @pytest.mark.soak
 @pytest.mark.usefixtures("no_waiting")
 def test_long_histories(trained: Any) -> None:
-    _run(trained, examples=1500, steps=80)
+    _run(trained, examples=100, steps=60)
