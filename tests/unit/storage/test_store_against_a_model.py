@@ -113,6 +113,6 @@ def test_histories(machine: type[RuleBasedStateMachine], examples: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("machine", [Histories, OnDisk])
-def test_long_histories(machine: type[RuleBasedStateMachine]) -> None:
-    _run(machine, 1000, 80)
+@pytest.mark.parametrize(("machine", "examples"), [(Histories, 300), (OnDisk, 60)])
+def test_long_histories(machine: type[RuleBasedStateMachine], examples: int) -> None:
+    _run(machine, examples, 80)
