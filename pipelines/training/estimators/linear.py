@@ -14,6 +14,7 @@ from pipelines import codec
 from pipelines.config import Config
 from pipelines.errors import UsageError
 from pipelines.training.config import TrainConfig
+from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.registry import FitRequest
 from pipelines.training.fit import Fit, Progress
 from pipelines.training.gang import run_gang
@@ -123,6 +124,7 @@ class LinearEstimator:
                 found=kind,
                 remedy="Choose another estimator, or say the label's kind under label:.",
             )
+        class_factors(request.config.class_weight, request.data.target)  # refused before anything is started
         return _fit(request)
 
 

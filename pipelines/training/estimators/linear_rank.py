@@ -18,6 +18,7 @@ from pipelines.training.blocks import BlockStore
 from pipelines.training.checkpoint import latest_checkpoint, save_checkpoint
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
+from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.linear import LinearParams
 from pipelines.training.gang import RankContext
 from pipelines.training.gang.context import Array
@@ -153,8 +154,8 @@ def _strengths(params: LinearParams, weight: float, default_C: float | None) -> 
 
 
 def _class_weight(job: _Job, moments: Moments) -> Array | None:
-    classes, said = job.data.target.classes, job.config.class_weight
-    empty = [str(label) for label, weight in zip(classes, moments.classes, strict=True) if not weight > 0]
+    pairs = zip(job.data.target.classes, moments.classes, strict=True)
+    empty = [str(label) for label, weight in pairs if not weight > 0]
     if empty:
         raise TrainingError(
             "classes have no training rows",
@@ -162,23 +163,7 @@ def _class_weight(job: _Job, moments: Moments) -> Array | None:
             found=f"nothing for {', '.join(empty[:5])}",
             remedy="Split with kind: stratified, or leave such rows out with filter.",
         )
-    if said is None:
-        return None
-    if said == "balanced":
-        balanced: Array = moments.weight / (len(classes) * moments.classes)
-        return balanced
-    known = {str(label): place for place, label in enumerate(classes)}
-    unknown = sorted(set(said) - set(known))
-    if unknown:
-        raise TrainingError(
-            "class_weight names labels that are not there",
-            found=", ".join(unknown),
-            expected=", ".join(list(known)[:10]),
-        )
-    weights = np.ones(len(classes))
-    for label, factor in said.items():
-        weights[known[label]] = factor
-    return weights
+    return class_factors(job.config.class_weight, job.data.target)
 
 
 def _lead(

@@ -78,6 +78,8 @@ class RankContext:
     """Threads that the program may compute with; BLAS itself runs on one."""
     memory_bytes: int | None
     """What the rank's process tree may use; beyond it the watcher kills the rank."""
+    host: str
+    """The address at which the other ranks reach this one."""
     scratch: Path
     """A folder of its own on the worker's disk, removed when the rank ends, however it ends."""
     report: Callable[[dict[str, Any]], None] = field(repr=False)

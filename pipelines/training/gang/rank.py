@@ -98,6 +98,7 @@ class _Rank:
             arguments=json.loads(self._arguments),
             threads=self._launch["threads"],
             memory_bytes=self._launch["memory_bytes"],
+            host=self._launch["host"],
             scratch=Path(self._launch["scratch"]),
             report=lambda message: self._line.send({"kind": "report", "message": message}),
             stop_requested=self._stop.is_set,

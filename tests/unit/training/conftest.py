@@ -189,6 +189,7 @@ class Trainer:
                         arguments=json.loads(json.dumps(own)),
                         threads=threads,
                         memory_bytes=memory_bytes,
+                        host="127.0.0.1",
                         scratch=Path(scratch),
                         report=self.messages.append,
                         stop_requested=lambda: stop is not None and stop(len(self.messages)),
