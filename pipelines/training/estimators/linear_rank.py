@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 NEWTON_WEIGHTS = 500
 """Up to so many weights a Hessian costs less than the gradients it saves."""
+_COARSE_VALUES = 1 << 22
+"""A pass over fewer values takes a few milliseconds at most."""
 _SAMPLE_ROWS = 1 << 16
 _SAMPLE_ROWS_PER_WEIGHT = 64
 _REPORT_S = 0.25
@@ -179,6 +181,7 @@ def _lead(
         l1=setting.l1,
         fit_intercept=params.fit_intercept,
         diagonal=_diagonal(setting, moments),
+        coarse_pays=moments.rows * features >= _COARSE_VALUES,
         sample_stride=_sample_stride(moments.rows, outputs * (features + 1)),
         steps_per_epoch=max(1, round(moments.rows / params.batch_rows)),
         on_rows=lambda share: tell.passed(share * moments.rows),

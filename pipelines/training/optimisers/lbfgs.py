@@ -2,8 +2,8 @@
 
 Nocedal & Wright, Numerical Optimization (2006), algorithm 7.4 and 7.5; Andrew & Gao, "Scalable training of
 L1-regularized log-linear models" (2007). Departures: the first Hessian is the oracle's diagonal, scaled; steps are
-accepted by the approximate Wolfe condition too; and the first steps use the oracle's coarse arithmetic, until the
-gradient has fallen to `COARSE` of its first size or no step is found.
+accepted by the approximate Wolfe condition too; and where it pays the first steps use the oracle's coarse arithmetic,
+until the gradient has fallen to `COARSE` of its first size or no step is found.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Run:
 
     def __init__(self, oracle: Oracle, start: State, watch: Watch) -> None:
         self._oracle, self._watch = oracle, watch
-        self._fine = bool(start.get("fine", False))
+        self._fine = bool(start.get("fine", not oracle.coarse_pays))
         self._steps = int(start.get("steps", 0))
         self._history = [float(value) for value in start.get("history", [])]
         self._first = float(start.get("first", 0.0))

@@ -41,6 +41,11 @@ class Oracle(Protocol):
         ...
 
     @property
+    def coarse_pays(self) -> bool:
+        """Whether the data are large enough for coarse arithmetic to save time worth its error."""
+        ...
+
+    @property
     def sample_stride(self) -> int:
         """Every how many blocks still make a sample worth starting from; 1: none."""
         ...

@@ -113,7 +113,8 @@ class MeanObjective:
     fit_intercept : bool
     diagonal : ndarray, shape (outputs · (features + 1),)
         A rough upper bound of the second derivatives of the mean loss.
-    sample_stride, steps_per_epoch : int
+    coarse_pays, sample_stride, steps_per_epoch
+        See `Oracle` and `BatchOracle`.
     on_rows : callable
         Called after every evaluation with the share of the training rows that it went over.
     """
@@ -128,6 +129,7 @@ class MeanObjective:
         l1: float,
         fit_intercept: bool,
         diagonal: Array,
+        coarse_pays: bool,
         sample_stride: int,
         steps_per_epoch: int,
         on_rows: Callable[[float], None],
@@ -139,7 +141,7 @@ class MeanObjective:
         self.penalised = inner.reshape(-1)
         self._fixed = ~self.penalised if not fit_intercept else np.zeros(self.size, bool)
         self.diagonal = diagonal + np.where(self.penalised, l2, 0.0)
-        self.sample_stride, self.steps_per_epoch = sample_stride, steps_per_epoch
+        self.coarse_pays, self.sample_stride, self.steps_per_epoch = coarse_pays, sample_stride, steps_per_epoch
         self._on_rows = on_rows
 
     def gradient(self, weights: Array, *, fine: bool = True, stride: int = 1) -> tuple[float, Array]:

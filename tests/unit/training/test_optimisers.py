@@ -24,6 +24,7 @@ class Quadratic:
     """(w - c)ᵀA(w - c)/2 with eigenvalues from 1 to `condition`; the last weight is not penalised."""
 
     sample_stride = 1
+    coarse_pays = True
     steps_per_epoch = 10
 
     def __init__(self, size: int = 12, condition: float = 1e3, l1: float = 0.0, seed: int = 0) -> None:
