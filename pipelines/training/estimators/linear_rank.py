@@ -51,7 +51,7 @@ def program(context: RankContext) -> bytes:
     job = _Job(
         data=TrainingData.from_plain(arguments["data"]),
         config=codec.from_plain(TrainConfig, arguments["config"]),
-        lanes={number: places for number, places in arguments["lanes"]},
+        lanes=dict(arguments["lanes"]),
         lanes_total=arguments["lanes_total"],
         checkpoint_url=arguments["checkpoint_url"],
         identity=arguments["identity"],

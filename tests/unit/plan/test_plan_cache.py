@@ -12,7 +12,7 @@ from pipelines.plan.keys import StageKey, code_digest, explain_difference
 from pipelines.storage import open_store
 
 
-@pytest.fixture()
+@pytest.fixture
 def cache(tmp_path: Path) -> StageCache:
     return StageCache(open_store(str(tmp_path)))
 
