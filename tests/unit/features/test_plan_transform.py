@@ -176,7 +176,9 @@ def test_it_writes_into_what_it_is_given(plan: FeaturePlan, table: pa.Table) -> 
 
 
 @pytest.mark.parametrize(
-    "out", [np.empty((700, 3), np.float32), np.empty((699, 73), np.float32), np.empty((700, 73))], ids=str
+    "out",
+    [np.empty((700, 3), np.float32), np.empty((699, 73), np.float32), np.empty((700, 73))],
+    ids=["columns", "rows", "float64"],
 )
 def test_out_must_fit(plan: FeaturePlan, table: pa.Table, out: np.ndarray) -> None:
     with pytest.raises(UsageError, match="out does not fit"):
