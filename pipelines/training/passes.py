@@ -70,7 +70,7 @@ class Passes:
         """Weights of all outputs, intercepts included."""
         return self.loss.outputs * (self.features + 1)
 
-    def gradient(self, weights: Array, *, fine: bool = True, stride: int = 1) -> list[Array]:
+    def gradient(self, weights: Array, *, fine: bool = True, stride: int = 1) -> Array:
         """Sum losses, weights and the losses' gradients, lane by lane.
 
         Parameters
@@ -84,7 +84,7 @@ class Passes:
 
         Returns
         -------
-        list of ndarray of float64, shape (HEAD + outputs · (features + 1),)
+        ndarray of float64, shape (lanes, HEAD + outputs · (features + 1))
         """
 
         def add(block: Block, space: Workspace, total: Array) -> None:
@@ -92,12 +92,12 @@ class Passes:
 
         return self._over_lanes(add, HEAD + self.size, stride)
 
-    def hessian(self, weights: Array, *, fine: bool = True, stride: int = 1) -> list[Array]:
+    def hessian(self, weights: Array, *, fine: bool = True, stride: int = 1) -> Array:
         """Sum weights and the losses' second derivatives, lane by lane; one output only.
 
         Returns
         -------
-        list of ndarray of float64, shape (HEAD + (features + 1)²,)
+        ndarray of float64, shape (lanes, HEAD + (features + 1)²)
             The lower triangle counts. The first element is unused.
         """
 
@@ -110,9 +110,7 @@ class Passes:
 
         return self._over_lanes(add, HEAD + (self.features + 1) ** 2, stride)
 
-    def batch(
-        self, weights: Array, streams: Mapping[int, LaneStream], epoch: int, step: int, steps: int
-    ) -> list[Array]:
+    def batch(self, weights: Array, streams: Mapping[int, LaneStream], epoch: int, step: int, steps: int) -> Array:
         """Do `gradient`'s work for one mini-batch, coarsely: a share of every lane.
 
         Parameters
@@ -120,7 +118,7 @@ class Passes:
         streams : mapping of int to LaneStream
             By lane number, for all lanes.
         """
-        totals = [np.zeros(HEAD + self.size) for _ in self.lanes]
+        totals = np.zeros((len(self.lanes), HEAD + self.size))
 
         def work(at: int, number: int, space: Workspace) -> None:
             for block in streams[number].take(epoch, step, steps):
@@ -148,8 +146,8 @@ class Passes:
         total[1] += block.rows if weight is None else weight.sum(dtype=np.float64)
         _pull_back(X, residuals, total[HEAD:].reshape(weights.shape))
 
-    def _over_lanes(self, add: Callable[[Block, Workspace, Array], None], size: int, stride: int) -> list[Array]:
-        totals = [np.zeros(size) for _ in self.lanes]
+    def _over_lanes(self, add: Callable[[Block, Workspace, Array], None], size: int, stride: int) -> Array:
+        totals = np.zeros((len(self.lanes), size))
 
         def work(at: int, number: int, space: Workspace) -> None:
             for stored in self.lanes[number][-7 * number % stride :: stride]:

@@ -5,7 +5,6 @@ A `Reducer` is a seam: what is added per lane, in the order of lanes, has the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,15 +17,19 @@ ORDERED_BYTES = 1 << 20
 
 
 class Reducer(Protocol):
-    """Adds vectors that were computed lane by lane. Called by all ranks together; all get the sum."""
+    """Adds vectors that were computed lane by lane. Called by all ranks together."""
 
-    def sum(self, partials: Sequence[Array]) -> Array:
-        """Add the vectors of all ranks' lanes.
+    def sum(self, partials: Array) -> Array | None:
+        """Add the vectors of all ranks' lanes, for rank 0.
 
         Parameters
         ----------
-        partials : sequence of ndarray of float64, equal shapes
-            One per lane that this rank hosts, in the order of lanes; hosts' lanes follow each other in rank order.
+        partials : ndarray of float64, shape (own lanes, size)
+            One row per lane that this rank hosts, in the order of lanes; hosts' lanes follow each other in rank order.
+
+        Returns
+        -------
+        ndarray of float64, shape (size,), or None on other ranks
         """
         ...
 
@@ -39,29 +42,23 @@ class LaneOrder:
     collective : Collective
     lanes : int
         Lanes of all ranks.
-    size : int
-        Length of a vector; ranks without lanes must know it too.
     """
 
     def __init__(self, collective: Collective, lanes: int) -> None:
         self._collective, self._lanes = collective, lanes
 
-    def sum(self, partials: Sequence[Array], size: int | None = None) -> Array:
-        """See `Reducer.sum`. A rank without lanes says the vectors' `size`."""
-        size = len(partials[0]) if partials else size
-        assert size is not None
+    def sum(self, partials: Array) -> Array | None:
+        """See `Reducer.sum`."""
         if self._collective.size == 1:
-            return add_in_order(partials, size)
+            return add_in_order(partials)
+        size = partials.shape[1]
         if size * self._lanes * 8 > ORDERED_BYTES:
-            return self._collective.allreduce(add_in_order(partials, size))
-        gathered = self._collective.allgather(np.concatenate([*partials, np.empty(0)]).tobytes())
-        vectors = np.frombuffer(b"".join(gathered), np.float64).reshape(-1, size)
-        return add_in_order(list(vectors), size)
+            return self._collective.allreduce(add_in_order(partials))
+        gathered = self._collective.gather(partials.tobytes())
+        return None if gathered is None else add_in_order(np.frombuffer(b"".join(gathered)).reshape(-1, size))
 
 
-def add_in_order(vectors: Sequence[Array], size: int) -> Array:
-    """Add vectors one after the other, starting from zero."""
-    total = np.zeros(size)
-    for vector in vectors:
-        total += vector
+def add_in_order(rows: Array) -> Array:
+    """Add the rows of a contiguous matrix one after the other (which is how NumPy reduces its first axis)."""
+    total: Array = np.add.reduce(rows, axis=0)
     return total

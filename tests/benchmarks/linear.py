@@ -264,7 +264,7 @@ def _step(quick: bool) -> dict[str, Any]:
     found = json.loads(run_gang(None, "tests.benchmarks.linear:measure_steps", arguments)[0])
     note = (
         f"32 lanes, {steps} steps; a step {found['step_ms']:.3f} ms, arithmetic of the slower rank "
-        f"{found['compute_ms']:.3f} ms; one broadcast and one all-gather alone {found['collective_ms']:.3f} ms"
+        f"{found['compute_ms']:.3f} ms; one broadcast and one gather alone {found['collective_ms']:.3f} ms"
     )
     return {
         "what": "one synchronous step, 1,000 weights, two ranks: ms beyond the arithmetic", "ours": found["beyond_ms"],
@@ -303,7 +303,7 @@ def measure_steps(context: Any) -> bytes:
         for _ in range(steps):
             began = time.perf_counter()
             collective.broadcast(bytes(8 * (features + 1)) if context.rank == 0 else None)
-            collective.allgather(bytes(16 * 8 * (features + 3)))
+            collective.gather(bytes(16 * 8 * (features + 3)))
             exchange.append(time.perf_counter() - began)
     found = {
         "step_ms": 1e3 * float(np.median(walls)) if walls else 0.0,

@@ -61,6 +61,8 @@ class XGBoostParams(Config):
     objective: str | None = None
     """Default: ``binary:logistic``, ``multi:softprob`` or ``reg:squarederror``, as the label is."""
     eval_metric: tuple[str, ...] | None = None
+    """The last one decides early stopping. XGBoost averages `auc` and `aucpr` over ranks (seen: 1e-3 off);
+    the evaluation after training is exact."""
     base_score: float | None = None
 
     booster: Literal["gbtree", "dart"] = "gbtree"

@@ -63,10 +63,10 @@ def program(context: RankContext) -> bytes:
         tell = _Telling(context)
         lanes = load_lanes(job.data, job.lanes, store, room, threads=context.threads, on_rows=tell.loaded)
         classes = len(job.data.target.classes)
-        vector = LaneOrder(context.collective, job.lanes_total).sum(
-            [measure(blocks, features, classes) for blocks in lanes.values()], 4 + classes + 2 * features
-        )
-        moments = Moments.of(vector, classes)
+        measured = np.array([measure(blocks, features, classes) for blocks in lanes.values()])
+        total = LaneOrder(context.collective, job.lanes_total).sum(measured)
+        everyones = context.collective.broadcast(None if total is None else total.tobytes())
+        moments = Moments.of(np.frombuffer(everyones), classes)
         check_finite(moments, job.data.features.names)
         load_s = time.monotonic() - began
         setting = _setting(job, moments)

@@ -28,7 +28,7 @@ DIRECT_BYTES = 32 * 1024
 """Largest payload that is sent in one piece with its header; twice this fits into the sockets' buffers."""
 BUFFER_BYTES = 1 << 20
 _HEADER = struct.Struct(">BBxxIQ")  # operation, dtype, sequence number, bytes
-_OPERATIONS = {"sum": 1, "max": 2, "min": 3, "allgather": 4, "broadcast": 5, "barrier": 6}
+_OPERATIONS = {"sum": 1, "max": 2, "min": 3, "allgather": 4, "broadcast": 5, "barrier": 6, "gather": 7}
 _NAMES = {code: name for name, code in _OPERATIONS.items()}
 _COMBINE: dict[str, Callable[..., Any]] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -130,6 +130,22 @@ class TcpCollective:
         outgoing = dict.fromkeys(self._peers, memoryview(payload)) if len(payload) > DIRECT_BYTES else {}
         self._exchange(outgoing, large)
         return [bytes(found[rank]) for rank in range(self._size)]
+
+    def gather(self, payload: bytes, root: int = 0) -> list[bytes] | None:
+        """See `Collective.gather`."""
+        self._start("gather")
+        if self._rank != root:
+            self._send(root, [self._header("gather", len(payload)), payload])
+            return None
+        found: list[bytes] = []
+        for rank in range(self._size):
+            if rank == root:
+                found.append(payload)
+                continue
+            buffer = bytearray(self._receive_header(rank, "gather", None))
+            self._receive(rank, memoryview(buffer))
+            found.append(bytes(buffer))
+        return found
 
     def broadcast(self, payload: bytes | None, root: int = 0) -> bytes:
         """See `Collective.broadcast`."""

@@ -52,6 +52,10 @@ class Collective(Protocol):
         """Collect one payload of any length from every rank, by rank."""
         ...
 
+    def gather(self, payload: bytes, root: int = 0) -> list[bytes] | None:
+        """Collect one payload of any length from every rank, by rank, at `root` only; None for the others."""
+        ...
+
     def broadcast(self, payload: bytes | None, root: int = 0) -> bytes:
         """Give `root`'s payload to everyone; the others' is ignored."""
         ...

@@ -85,21 +85,22 @@ class Team:
 
     def _do(self, fields: tuple[int, ...], weights: Array) -> Array:
         self._collective.broadcast(_ORDER.pack(*fields) + weights.tobytes())
-        return self._answer(fields, weights)
+        total = self._answer(fields, weights)
+        assert total is not None
+        return total
 
-    def _answer(self, fields: tuple[int, ...], weights: Array) -> Array:
+    def _answer(self, fields: tuple[int, ...], weights: Array) -> Array | None:
         what, fine, stride, epoch, step, steps = fields
         weights = weights.reshape(self._shape)
         began = time.perf_counter()
-        size = HEAD + self._shape[0] * self._shape[1]
         if what == _GRADIENT:
             partials = self._passes.gradient(weights, fine=bool(fine), stride=stride)
         elif what == _HESSIAN:
-            partials, size = self._passes.hessian(weights, fine=bool(fine), stride=stride), HEAD + self._shape[1] ** 2
+            partials = self._passes.hessian(weights, fine=bool(fine), stride=stride)
         else:
             partials = self._passes.batch(weights, self._streams, epoch, step, steps)
         self.compute_s += time.perf_counter() - began
-        return self._reducer.sum(partials, size)
+        return self._reducer.sum(partials)
 
 
 class MeanObjective:

@@ -95,6 +95,17 @@ def test_allgather_brings_payloads_of_any_length(mesh: Any, ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("length", [0, 9, 1_500_000])
+def test_gather_brings_payloads_to_the_root_only(mesh: Any, ranks: int, length: int) -> None:
+    def program(collective: TcpCollective) -> list[list[bytes] | None]:
+        return [collective.gather(bytes([collective.rank]) * length, root) for root in range(collective.size)]
+
+    for rank, outcome in enumerate(mesh.run([program] * ranks)):
+        for root, gathered in enumerate(outcome):
+            assert gathered == ([bytes([each]) * length for each in range(ranks)] if rank == root else None)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("length", [0, 9, 1_500_000])
 def test_broadcast_gives_the_roots_payload(mesh: Any, ranks: int, length: int) -> None:
     def program(collective: TcpCollective) -> list[bytes]:
         return [
