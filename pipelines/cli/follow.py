@@ -14,7 +14,7 @@ from rich.table import Table
 from pipelines.cli.output import cell, duration
 from pipelines.run import Event, RunRecord, StageRecord, fold
 
-_MARKS = {"running": "▸", "done": "✓", "cached": "=", "failed": "✗"}
+_MARKS = {"running": "▸", "done": "✓", "cached": "=", "failed": "✗", "interrupted": "‖"}
 
 
 def follow(record: RunRecord, events: Iterable[Event], *, quiet: bool = False) -> RunRecord:
@@ -62,7 +62,7 @@ def _line(record: RunRecord, event: Event) -> str:
     stage = record.stage(event.stage) if event.kind == "stage" else None
     if stage is None:
         return ""
-    spent = f" ({duration(stage.seconds)})" if stage.status in ("done", "failed") else ""
+    spent = f" ({duration(stage.seconds)})" if stage.status in ("done", "failed", "interrupted") else ""
     return f"{_MARKS[stage.status]} {stage.name}: {describe(stage) or event.data.get('why', '')}{spent}"
 
 
@@ -70,8 +70,8 @@ def describe(stage: StageRecord) -> str:
     """Say in a few words how far a stage is, or what it found."""
     if stage.status == "running":
         return _progress(stage)
-    if stage.status == "failed":
-        return "failed"
+    if stage.status in ("failed", "interrupted"):
+        return stage.status
     return ("cached; " if stage.status == "cached" else "") + _summary(stage)
 
 

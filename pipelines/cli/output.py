@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import wraps
@@ -95,6 +96,13 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(130)
+        except click.exceptions.Exit:
+            raise
+        except click.ClickException:
+            raise
+        except Exception as error:  # noqa: BLE001 - the last boundary: an exit code that means something
+            click.echo(traceback.format_exc(), err=True)
+            fail(RuntimeError(f"unforeseen {type(error).__name__}: {error}"), 5)
 
     return run
 

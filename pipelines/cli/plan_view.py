@@ -30,8 +30,5 @@ def show_plan(plan: Plan) -> None:
         "", ("stage", "needs", "cached", "why"), [(s.name, ", ".join(s.needs), s.cached, s.why) for s in plan.stages]
     )
     say()
-    rows = [
-        (m.stage, size(m.predicted_bytes), size(m.limit_bytes), "on disk" if m.spills else "in memory", m.basis)
-        for m in plan.memory
-    ]
+    rows = [(m.stage, size(m.predicted_bytes), size(m.limit_bytes), m.data, m.basis) for m in plan.memory]
     show_table("memory per worker", ("stage", "predicted", "limit", "training data", "basis"), rows)

@@ -228,7 +228,7 @@ def _follow_to_end(handle: RunHandle, *, as_json: bool, stop_on_interrupt: bool)
         show_json(to_plain(record))
     else:
         _conclude(record)
-    sys.exit(record.exit_code)
+    sys.exit(record.exit_code if record.ended_run else 5)
 
 
 def _conclude(record: RunRecord) -> None:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipelines.codec import digest, to_plain
 from pipelines.data.dataset import Dataset, load_dataset, open_dataset
+from pipelines.data.locating import absolute_source
 from pipelines.data.shards import ShardPlan, default_shards, plan_shards
 from pipelines.data.source import Source, input_columns, make_source
-from pipelines.errors import DataError, ObjectNotFoundError, SpecError
+from pipelines.errors import DataError, ObjectNotFoundError, SpecError, StorageError
 from pipelines.features.plan import FeaturePlan
 from pipelines.plan.cache import StageCache
-from pipelines.plan.keys import StageKey, code_digest
-from pipelines.plan.memory import predict_memory
+from pipelines.plan.keys import StageKey, code_digest, library_versions, source_digest
+from pipelines.plan.memory import memory_faults, predict_memory
 from pipelines.plan.schema_checks import faults_against
 from pipelines.plan.value import Plan, PlannedData, PlannedShards, PlannedStage
-from pipelines.storage import open_store
+from pipelines.plan.working_tree import git_state
+from pipelines.storage import ObjectStore, open_store
 from pipelines.training.estimators.registry import resolve
 
 if TYPE_CHECKING:
     from pipelines.spec import PipelineSpec, Places, StageConfig
+
+logger = logging.getLogger(__name__)
 
 _ROOMS: dict[str, tuple[str, ...]] = {
     "split": ("pipelines.data",),
@@ -83,7 +88,7 @@ def compile_plan(
     manifest = manifest or _open(spec, places, progress)
     source = make_source(manifest, spec.data)
     estimator = resolve(spec.train.estimator)
-    faults = faults_against(spec, source.arrow_schema, estimator)
+    faults = [*faults_against(spec, source.arrow_schema, estimator), *memory_faults(spec)]
     if faults:
         raise SpecError(faults, on=f"spec {spec.name!r} on {manifest.root}")
     columns = input_columns(source, used_columns(spec))
@@ -113,6 +118,7 @@ def compile_plan(
         code_digest=code,
         runs=places.runs,
         registry=places.registry,
+        git=git_state(),
     )
     return Compiled(plan, spec, manifest, dataset, source, shards)
 
@@ -130,12 +136,14 @@ def _open(spec: PipelineSpec, places: Places, progress: Callable[[int, int], Non
     """Open the dataset, through the manifest of an earlier plan where there is one: then only changes are read."""
     data = spec.data
     store = open_store(places.runs)
-    identity = {"source": to_plain(data)["source"], "drift": data.on_drift, "bad": data.on_bad_file}
+    here = data.model_copy(update={"source": absolute_source(data.source)})
+    identity = {"source": to_plain(here)["source"], "drift": data.on_drift, "bad": data.on_bad_file}
     identity["columns"] = {name: to_plain(column) for name, column in data.columns.items()}
     key = f"cache/manifests/{digest(identity)}.arrow"
-    try:
-        dataset = load_dataset(store, key).refresh()
-    except ObjectNotFoundError:
+    known = _known_manifest(store, key)
+    if known is not None:
+        dataset = known.refresh()
+    else:
         dataset = open_dataset(
             data.source,
             columns=data.columns,
@@ -147,11 +155,19 @@ def _open(spec: PipelineSpec, places: Places, progress: Callable[[int, int], Non
     return dataset
 
 
+def _known_manifest(store: ObjectStore, key: str) -> Dataset | None:
+    """The manifest of an earlier plan. It is only a cache: one that can't be read is made anew."""
+    try:
+        return load_dataset(store, key)
+    except ObjectNotFoundError:
+        return None
+    except StorageError as error:
+        logger.warning("the manifest of an earlier plan is not used: %s", error)
+        return None
+
+
 def _pruned(manifest: Dataset, source: Source) -> Dataset:
-    expression = source.filter_expression
-    if expression is None or not set(expression.columns) <= set(manifest.schema.names):
-        return manifest
-    return manifest.prune(source.filter).dataset
+    return manifest.prune(source.filter, dict(source.derive)).dataset if source.filter else manifest
 
 
 def _plan_stages(
@@ -181,6 +197,8 @@ def _plan_stages(
     columns = {name: to_plain(column) for name, column in spec.data.columns.items()}
     add("split", (), dataset=dataset.content_digest, rows=rows, columns=columns, **split)
     estimator = resolve(spec.train.estimator)
+    transforms = {f.transform: source_digest(f.transform) for f in spec.features if f.transform is not None}
+    libraries = library_versions()
     add(
         "features",
         ("split",),
@@ -188,11 +206,21 @@ def _plan_stages(
         label=to_plain(spec.label),
         categorical=estimator.categorical,
         shards=shards.digest,
-        user_code=code,
+        user_code=[code, transforms],
+        libraries=libraries,
         code=own("features"),
     )
     train = {k: v for k, v in to_plain(spec.train).items() if k != "checkpoint"}
-    add("train", ("features",), parameters=train, ranks=ranks, user_code=code, code=own("train"))
+    foreign = source_digest(spec.train.estimator) if "." in spec.train.estimator else ""
+    add(
+        "train",
+        ("features",),
+        parameters=train,
+        ranks=ranks,
+        user_code=[code, foreign],
+        libraries=libraries,
+        code=own("train"),
+    )
     evaluate = {k: v for k, v in to_plain(spec.evaluate).items() if k != "require"}
     # the bounds decide nothing about the result; which metrics they ask for does
     evaluate["require"] = sorted(spec.evaluate.require)
@@ -206,7 +234,7 @@ def _plan_stages(
             always="every run calls it, unless it says cache: true",
             call=stage.call,
             parameters=dict(stage.params),
-            user_code=code,
+            user_code=[code, source_digest(stage.call)],
         )
     if spec.publish is not None:
         needs = ("evaluate", *(stage.name for stage in spec.stages))

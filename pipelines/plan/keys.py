@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from pipelines.codec import canonical
 
 _ABSENT = object()
 _SHOWN_CHANGES = 3
+_LIBRARIES = ("dask-ml", "numpy", "pyarrow", "scikit-learn", "scipy", "xgboost")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,26 @@ def code_digest(rooms: tuple[str, ...]) -> str:
                 total.update(f"{room}/{path.relative_to(folder)}\0".encode())
                 total.update(path.read_bytes())
     return total.hexdigest()
+
+
+@lru_cache
+def library_versions() -> dict[str, str]:
+    """The versions of the libraries whose arithmetic is in a result."""
+    return {name: version(name) for name in _LIBRARIES}
+
+
+def source_digest(target: str) -> str:
+    """Digest the file of a user's module (``module:name`` or ``module.Class``); empty where it is not a file of Python.
+
+    Its own imports are not followed: code in several files belongs under `code:`, which is digested whole.
+    """
+    module = target.partition(":")[0] if ":" in target else target.rpartition(".")[0]
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        return ""
+    path = None if spec is None or spec.origin is None else Path(spec.origin)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else ""
 
 
 def explain_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from pipelines.errors import Fault
 from pipelines.plan.value import PlannedMemory
 
 if TYPE_CHECKING:
@@ -54,18 +55,34 @@ def predict_memory(
     held = int(rows * share / ranks) * estimator.memory_per_row(width.features)
     base = {"worker": WORKER_BYTES, "rank": RANK_BYTES, "reading": READ_BYTES}
     total = sum(base.values()) + held
-    spills = total > limit
     train = PlannedMemory(
         stage="train",
-        predicted_bytes=min(total, limit) if spills else total,
+        predicted_bytes=total,
         limit_bytes=limit,
         parts_bytes=base | {"training data": held},
         basis=width.basis,
-        spills=spills,
+        data="memory" if total <= limit else _when_short(spec.train.estimator),
     )
     reading = {"worker": WORKER_BYTES, "reading": READ_BYTES}
-    features = PlannedMemory("features", sum(reading.values()), limit, reading, width.basis, spills=False)
-    return features, train
+    passes = (PlannedMemory(name, sum(reading.values()), limit, reading, "", "memory") for name in _PASSES)
+    return (*passes, train)
+
+
+_PASSES = ("features", "evaluate")
+
+
+def memory_faults(spec: PipelineSpec) -> list[Fault]:
+    """Refuse workers that are too small for anything: what a process needs before it has read a row."""
+    least, given = WORKER_BYTES + RANK_BYTES + READ_BYTES, spec.cluster.worker.memory
+    if given >= least:
+        return []
+    message = f"a worker and its rank need {least >> 20} MiB before they hold a row, and get {given >> 20} MiB"
+    return [Fault("cluster.worker.memory", message, "Give each worker more")]
+
+
+def _when_short(estimator: str) -> str:
+    """What happens when a rank's share of the data does not fit into its worker's memory."""
+    return {"logistic_regression": "disk", "linear_regression": "disk", "xgboost": "refuse"}.get(estimator, "sample")
 
 
 def _width(spec: PipelineSpec, source: Source, estimator: Estimator, plan: FeaturePlan | None) -> Width:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from pipelines.plan.keys import StageKey
+from pipelines.registry import GitState
 
 SCHEMA = 1
 
@@ -65,8 +66,10 @@ class PlannedMemory:
         What the prediction is made of.
     basis : str
         What the number of features was taken from.
-    spills : bool
-        Whether the training data will be kept on the worker's disk because they don't fit.
+    data : str
+        Where the training data are: ``memory``, or what the estimator does when they do not fit there: ``disk`` (kept
+        on the worker's disk, block by block), ``sample`` (learned from in batches, or from a recorded sample) or
+        ``refuse``.
     """
 
     stage: str
@@ -74,7 +77,7 @@ class PlannedMemory:
     limit_bytes: int
     parts_bytes: Mapping[str, int]
     basis: str
-    spills: bool
+    data: str
 
 
 @dataclass(frozen=True)
@@ -111,13 +114,15 @@ class Plan:
     Attributes
     ----------
     spec : dict
-        The whole spec, in plain values.
+        What the spec says, in plain values: `load_spec` adds the defaults again.
     ranks, threads : int
         Ranks of the training, and threads of each.
     code_digest : str
         Of the user's own code archive; empty without one.
     runs, registry : str
         URLs of the two stores.
+    git : GitState, optional
+        The user's working tree when the plan was made.
     """
 
     pipeline: str
@@ -131,6 +136,7 @@ class Plan:
     code_digest: str
     runs: str
     registry: str
+    git: GitState | None = None
     schema: int = SCHEMA
 
     @cached_property

@@ -53,7 +53,7 @@ def run_custom(work: Work, stage: PlannedStage, results: Mapping[str, Any]) -> A
         result = function(context)
     except MutiraoError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserCodeError(
             f"stage {stage.name!r} raised {type(error).__name__}: {error}",
             on=config.call,

@@ -16,17 +16,18 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from cluster import ClusterError, CodeArchive, activate_code, connect, install_code
 from pipelines.errors import InterruptedRunError, MutiraoError, StorageError, UsageError
-from pipelines.plan import compile_plan
+from pipelines.plan import Plan, compile_plan
 from pipelines.plan.cache import StageCache
 from pipelines.plan.value import PlannedStage
 from pipelines.run.custom import run_custom
 from pipelines.run.folder import HEARTBEAT_S, Attempt, RunFolder
-from pipelines.run.journal import JournalWriter
+from pipelines.run.journal import JournalWriter, ProgressBoard
 from pipelines.run.publish import run_publish
 from pipelines.run.stages import Work, run_evaluate, run_features, run_split, run_train
 from pipelines.spec import Places, load_spec
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from distributed import Client
 
 logger = logging.getLogger(__name__)
+
+_SAME_REQUEST_S = 5.0
+_PUBLISH_S = 0.5
 
 _CACHED: dict[str, Callable[[Work], tuple[dict[str, bytes], dict[str, Any]]]] = {
     "split": run_split,
@@ -48,23 +52,27 @@ def drive(runs: str, run_id: str, number: int) -> int:
     """Work on a run's attempt `number`, which was claimed for this process, until it ends; returns the exit code."""
     folder = RunFolder.open(runs, run_id)
     attempt = folder.attempt()
-    if attempt is None or attempt.number != number or folder.driver_alive():
+    if attempt is None or attempt.number != number:
         raise UsageError("another driver works on this run", on=run_id, remedy="Attach to it, or cancel it first.")
-    journal = JournalWriter(folder.store, folder.path)
-    journal.append("attempt", number=attempt.number, pid=os.getpid(), now=True)
     interrupt = _Interrupt()
-    with _alive(folder, attempt, interrupt):
-        code, end = _attempt(folder, journal, interrupt)
-        journal.append("end", exit_code=code, **end)
-        journal.flush()
-        folder.save_record(folder.record())
+    with interrupt.handled():
+        journal = JournalWriter(folder.store, folder.path)
+        board = ProgressBoard(folder.store, folder.path, number)
+        journal.append("attempt", number=number, pid=os.getpid())
+        with _alive(folder, attempt, board, interrupt):
+            code, end = _attempt(folder, journal, board, interrupt)
+            journal.append("end", attempt=number, exit_code=code, **end)
+            journal.flush()
+            folder.save_record(folder.record())
     return code
 
 
-def _attempt(folder: RunFolder, journal: JournalWriter, interrupt: _Interrupt) -> tuple[int, dict[str, Any]]:
+def _attempt(
+    folder: RunFolder, journal: JournalWriter, board: ProgressBoard, interrupt: _Interrupt
+) -> tuple[int, dict[str, Any]]:
     try:
-        with interrupt.handled():
-            _execute(folder, journal, interrupt)
+        with interrupt.heard():
+            _execute(folder, journal, board, interrupt)
     except (MutiraoError, ClusterError) as error:
         logger.error("%s: %s", type(error).__name__, error)
         return error.exit_code, {"type": type(error).__name__, "message": str(error)}
@@ -77,7 +85,7 @@ def _attempt(folder: RunFolder, journal: JournalWriter, interrupt: _Interrupt) -
     return 0, {}
 
 
-def _execute(folder: RunFolder, journal: JournalWriter, interrupt: _Interrupt) -> None:
+def _execute(folder: RunFolder, journal: JournalWriter, board: ProgressBoard, interrupt: _Interrupt) -> None:
     plan, manifest, code = folder.plan(), folder.manifest(), folder.code()
     with ExitStack() as stack:
         archive = None if code is None else CodeArchive.from_bytes(code)
@@ -85,7 +93,8 @@ def _execute(folder: RunFolder, journal: JournalWriter, interrupt: _Interrupt) -
             stack.enter_context(activate_code(archive))
         spec = load_spec(dict(plan.spec))
         manifest.check_unchanged()
-        compiled = compile_plan(spec, Places(plan.runs, plan.registry), code=plan.code_digest, manifest=manifest)
+        again = compile_plan(spec, Places(plan.runs, plan.registry), code=plan.code_digest, manifest=manifest)
+        compiled = replace(again, plan=replace(again.plan, git=plan.git))
 
         def start_cluster() -> Client:
             started = time.monotonic()
@@ -101,32 +110,44 @@ def _execute(folder: RunFolder, journal: JournalWriter, interrupt: _Interrupt) -
             folder=folder,
             cache=StageCache(folder.store),
             client=_once(start_cluster),
-            report=lambda stage, **progress: journal.append("progress", stage, **progress),
+            report=board.post,
             stop=interrupt.event,
         )
         for skipped in plan.data.skipped:
             journal.append("notice", text=f"skipped {skipped}")
-        results: dict[str, Any] = {}
+        results = _results_so_far(folder, compiled.plan)
         for stage in compiled.plan.stages:
             with interrupt.gentle(stage.name == "train"):
                 _run_stage(work, stage, journal, results)
 
 
+def _results_so_far(folder: RunFolder, plan: Plan) -> dict[str, Any]:
+    """What the custom stages have returned that earlier attempts of this run have called: they are not called again."""
+    own = {stage.name for stage in plan.stages} - {*_CACHED, "publish"}
+    done = (stage for stage in folder.record().stages if stage.status in ("done", "cached"))
+    return {stage.name: stage.summary.get("result") for stage in done if stage.name in own}
+
+
 def _run_stage(work: Work, stage: PlannedStage, journal: JournalWriter, results: dict[str, Any]) -> None:
+    if stage.name in results:
+        why, summary = "an earlier attempt has called it", {"result": results[stage.name]}
+        journal.append("stage", stage.name, status="cached", summary=summary, why=why)
+        return
     if stage.cached:
         found = work.result(stage.name)
         work.cache.remember(work.compiled.plan.pipeline, stage.stage_key)
         results[stage.name] = found.summary.get("result")
-        journal.append("stage", stage.name, now=True, status="cached", summary=dict(found.summary), why=stage.why)
+        journal.append("stage", stage.name, status="cached", summary=dict(found.summary), why=stage.why)
         return
-    journal.append("stage", stage.name, now=True, status="running", why=stage.why)
+    journal.append("stage", stage.name, status="running", why=stage.why)
     started = time.monotonic()
     try:
         summary = _compute(work, stage, journal, results)
-    except BaseException:
-        journal.append("stage", stage.name, status="failed", seconds=time.monotonic() - started)
+    except BaseException as error:
+        status = "interrupted" if isinstance(error, InterruptedRunError | KeyboardInterrupt) else "failed"
+        journal.append("stage", stage.name, status=status, seconds=time.monotonic() - started)
         raise
-    journal.append("stage", stage.name, now=True, status="done", summary=summary, seconds=time.monotonic() - started)
+    journal.append("stage", stage.name, status="done", summary=summary, seconds=time.monotonic() - started)
 
 
 def _compute(work: Work, stage: PlannedStage, journal: JournalWriter, results: dict[str, Any]) -> dict[str, Any]:
@@ -135,11 +156,15 @@ def _compute(work: Work, stage: PlannedStage, journal: JournalWriter, results: d
         return run_publish(work, lambda text: journal.append("notice", text=text))
     if stage.name in _CACHED:
         files, summary = _CACHED[stage.name](work)
-    else:
-        result = run_custom(work, stage, results)
-        results[stage.name] = result
-        files, summary = {}, {"result": result}
-    return dict(work.cache.commit(pipeline, stage.stage_key, files, summary).summary)
+        committed = work.cache.commit(pipeline, stage.stage_key, files, summary)
+        if stage.name == "train":
+            work.folder.drop_checkpoints()
+        return dict(committed.summary)
+    results[stage.name] = run_custom(work, stage, results)
+    summary = {"result": results[stage.name]}
+    if any(config.name == stage.name and config.cache for config in work.compiled.spec.stages):
+        work.cache.commit(pipeline, stage.stage_key, {}, summary)
+    return summary
 
 
 def _once(make: Callable[[], Client]) -> Callable[[], Client]:
@@ -154,19 +179,22 @@ def _once(make: Callable[[], Client]) -> Callable[[], Client]:
 
 
 class _Interrupt:
-    """Signals turned into an event or an exception.
+    """Signals and the stop marker turned into an event or an exception.
 
     In a gentle stretch (training) the first signal only sets the event, and the training leaves by itself once its
-    state is saved; elsewhere, and from the second signal on, the main thread gets an `InterruptedRunError`.
+    state is saved; elsewhere the main thread gets an `InterruptedRunError`. A second signal more than a moment after
+    the first means it: the same request may come as a signal and as a marker. Where nothing can be interrupted yet, or
+    any more, a signal is remembered.
     """
 
     def __init__(self) -> None:
         self.event = threading.Event()
-        self._gentle = False
+        self._gentle, self._hears = False, False
+        self._first = 0.0
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT inside; afterwards they are ignored, so that the end can be written down."""
+        """Handle SIGTERM and SIGINT inside, in the main thread; they are ignored afterwards."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         try:
@@ -174,6 +202,17 @@ class _Interrupt:
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Let requests interrupt the main thread inside; one that came before does at once."""
+        self._hears = True
+        try:
+            if self.event.is_set():
+                raise _interrupted()
+            yield
+        finally:
+            self._hears = False
 
     @contextmanager
     def gentle(self, really: bool) -> Iterator[None]:
@@ -187,9 +226,13 @@ class _Interrupt:
             raise _interrupted()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        again = self.event.is_set()
-        self.event.set()
-        if again or not self._gentle:
+        now = time.monotonic()
+        again = self.event.is_set() and now - self._first > _SAME_REQUEST_S
+        if not self.event.is_set():
+            self._first = now
+            self.event.set()
+            again = not self._gentle
+        if again and self._hears:
             raise _interrupted()
 
 
@@ -198,13 +241,18 @@ def _interrupted() -> InterruptedRunError:
 
 
 @contextmanager
-def _alive(folder: RunFolder, attempt: Attempt, interrupt: _Interrupt) -> Iterator[None]:
-    """Give signs of life, and look for the stop marker, in a thread of its own."""
+def _alive(folder: RunFolder, attempt: Attempt, board: ProgressBoard, interrupt: _Interrupt) -> Iterator[None]:
+    """Give signs of life, publish the progress, and look for the stop marker, in a thread of its own."""
     done = threading.Event()
 
     def beat() -> None:
-        while not done.wait(HEARTBEAT_S):
+        last = time.monotonic()
+        while not done.wait(_PUBLISH_S):
             try:
+                board.publish()
+                if time.monotonic() - last < HEARTBEAT_S:
+                    continue
+                last = time.monotonic()
                 folder.heartbeat(attempt)
                 if not interrupt.event.is_set() and folder.asked_to_stop(attempt):
                     os.kill(os.getpid(), signal.SIGTERM)

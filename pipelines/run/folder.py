@@ -8,7 +8,8 @@ Layout below the store::
     runs/ID/attempts/N/claim.json  one create-only claim per attempt, so that there is one driver
     runs/ID/attempts/N/job.json  the job that drives it
     runs/ID/attempts/N/stop      asks that driver to save its state and stop
-    runs/ID/driver.json          the last driver's last sign of life
+    runs/ID/attempts/N/alive     that driver's last sign of life
+    runs/ID/progress.json        how far the stages of the newest attempt are
     runs/ID/journal/…            what happened
     runs/ID/checkpoint/…         the state of a training that is not done
     runs/ID/record.json          what the run has come to, written at its end
@@ -27,15 +28,19 @@ from pipelines.codec import canonical, dump, load
 from pipelines.data.dataset import Dataset, load_dataset
 from pipelines.errors import NotFoundError, ObjectNotFoundError, UsageError
 from pipelines.plan import Compiled, Plan
-from pipelines.run.journal import read_journal
+from pipelines.run.journal import read_journal, read_progress
 from pipelines.run.record import RunRecord, fold
 from pipelines.storage import ObjectStore, create_once, join_url, open_store
 
 HEARTBEAT_S = 2.0
 """How often a driver says that it is alive."""
 
-LOST_AFTER_S = 20.0
-"""A driver that has said nothing for so long is taken for lost."""
+LOST_AFTER_S = 60.0
+"""A driver that has said nothing for so long is taken for lost where its process can't be seen. Clocks of machines may
+differ by less than this."""
+
+START_LIMIT_S = 120.0
+"""A driver whose process can't be seen, and that has said nothing so long after it was claimed, never will."""
 
 _INDEX_TOP = 10**13 - 1
 
@@ -47,15 +52,16 @@ class Attempt:
     number: int
     started: float
     write_id: str
+    schema: int = 1
 
 
 @dataclass(frozen=True)
 class Sign:
-    """A driver's sign of life: of which attempt, when, and whether it was the last."""
+    """A driver's sign of life: when, and whether it was the last."""
 
-    attempt: int
     time: float
     ended: bool
+    schema: int = 1
 
 
 class RunFolder:
@@ -126,19 +132,13 @@ class RunFolder:
         return load(Attempt, self.store.get(f"{self.path}/attempts/{max(numbers):06d}/claim.json"))
 
     def claim(self) -> Attempt:
-        """Open the run's next attempt; its driver is submitted by whoever claimed it.
+        """Open the run's next attempt, once the one before is over; its driver is submitted by whoever claimed it.
 
         Raises
         ------
         UsageError
-            A driver is at work, or somebody else claimed the same attempt first.
+            Somebody else claimed the same attempt first.
         """
-        if self.driver_alive():
-            raise UsageError(
-                "a driver is at work on this run",
-                on=self.run_id,
-                remedy=f"Follow it with `mutirao run attach {self.run_id}`, or stop it with `mutirao run cancel`.",
-            )
         last = self.attempt()
         attempt = Attempt(last.number + 1 if last else 1, time.time(), secrets.token_hex(8))
         if not create_once(self.store, f"{self.path}/attempts/{attempt.number:06d}/claim.json", dump(attempt)):
@@ -159,19 +159,15 @@ class RunFolder:
 
     def heartbeat(self, attempt: Attempt, *, ended: bool = False) -> None:
         """Say that this attempt's driver is alive, or that it has ended."""
-        self.store.replace(f"{self.path}/driver.json", dump(Sign(attempt.number, time.time(), ended)))
+        self.store.replace(f"{self.path}/attempts/{attempt.number:06d}/alive", dump(Sign(time.time(), ended)))
 
-    def sign(self) -> Sign | None:
-        """The last driver's last sign of life."""
+    def silent(self, attempt: Attempt) -> bool:
+        """Whether an attempt's driver has ended, or has given no sign of life for too long."""
         try:
-            return load(Sign, self.store.get(f"{self.path}/driver.json"))
+            sign = load(Sign, self.store.get(f"{self.path}/attempts/{attempt.number:06d}/alive"))
         except ObjectNotFoundError:
-            return None
-
-    def driver_alive(self) -> bool:
-        """Whether a driver has given a sign of life lately and has not ended."""
-        sign = self.sign()
-        return sign is not None and not sign.ended and time.time() - sign.time < LOST_AFTER_S
+            return time.time() - attempt.started > START_LIMIT_S
+        return sign.ended or time.time() - sign.time > LOST_AFTER_S
 
     def ask_to_stop(self, attempt: Attempt) -> None:
         """Ask the driver of an attempt to save its state and stop."""
@@ -183,12 +179,25 @@ class RunFolder:
         asked = self.store.head(f"{self.path}/attempts/{attempt.number:06d}/stop") is not None
         return asked or (newest is not None and newest.number > attempt.number)
 
+    def drop_checkpoints(self) -> None:
+        """Remove the state of a training whose result is in the cache."""
+        self._drop("checkpoint")
+
+    def drop_champions(self) -> None:
+        """Remove the copies of champions that were evaluated."""
+        self._drop("champion")
+
+    def _drop(self, name: str) -> None:
+        for info in list(self.store.list(f"{self.path}/{name}")):
+            self.store.delete(info.key)
+
     # --- what the run has come to -----------------------------------------------------------------------------------
 
     def record(self) -> RunRecord:
-        """Fold the journal into a record."""
+        """Fold the journal, and the progress of the newest attempt, into a record."""
         record = RunRecord(self.run_id, self.plan().pipeline)
-        return fold(record, (event for _, event in read_journal(self.store, self.path)))
+        record = fold(record, (event for _, event in read_journal(self.store, self.path)))
+        return fold(record, read_progress(self.store, self.path, record.attempts))
 
     def save_record(self, record: RunRecord) -> None:
         """Write the record at the end of an attempt, so that lists need not read journals."""

@@ -11,15 +11,13 @@ from cluster import JobError, JobHandle, cancel, logs, status
 from pipelines.codec import from_plain
 from pipelines.errors import DeadlineError, NotFoundError, UsageError
 from pipelines.plan.cache import StageCache
-from pipelines.run.folder import LOST_AFTER_S, Attempt, RunFolder
-from pipelines.run.journal import Event, read_journal
+from pipelines.run.folder import LOST_AFTER_S, START_LIMIT_S, Attempt, RunFolder
+from pipelines.run.journal import Event, read_journal, read_progress
 from pipelines.run.record import RESUMABLE, RunRecord, fold
 from pipelines.run.submission import submit_attempt
 from pipelines.spec import find_places
 
 _POLL_S = 0.4
-_START_LIMIT_S = 120.0
-"""A driver on another machine that has given no sign of life so long after it was claimed never will."""
 _LOG_TAIL = 4000
 
 
@@ -63,18 +61,22 @@ class RunHandle:
             `timeout_s` passed before the end; the run goes on.
         """
         started, after = time.monotonic(), None
-        record, attempt = RunRecord(self.run_id, ""), self._folder.attempt()
-        vanished = False
+        record, attempt = RunRecord(self.run_id, ""), self._attempt()
+        vanished, shown = False, 0.0
         while True:
             fresh = list(read_journal(self._folder.store, self._folder.path, after=after))
             for key, event in fresh:
                 after = key
                 record = fold(record, [event])
                 yield event
-            if attempt is None or _over(record, attempt):
+            if _over(record, attempt):
                 return
             if fresh:
                 continue
+            for event in read_progress(self._folder.store, self._folder.path, attempt.number):
+                if event.time > shown:
+                    yield event
+                    shown = event.time
             if vanished:
                 yield self._last_words(attempt)
                 return
@@ -98,7 +100,7 @@ class RunHandle:
     def cancel(self, grace_s: float = 60.0) -> RunRecord:
         """Make the driver save the training's state and leave, and see to it that it does within `grace_s` seconds."""
         attempt = self._folder.attempt()
-        if attempt is None or self.record().ended_run:
+        if attempt is None:
             return self.record()
         self._folder.ask_to_stop(attempt)
         job = self._job(attempt)
@@ -148,6 +150,18 @@ class RunHandle:
         job = None if attempt is None else self._job(attempt)
         return "" if job is None else _tail(job)
 
+    def _attempt(self) -> Attempt:
+        """The newest attempt; waits for the first one, which whoever made the run is about to claim."""
+        deadline = time.monotonic() + START_LIMIT_S
+        while True:
+            attempt = self._folder.attempt()
+            if attempt is not None:
+                return attempt
+            if time.monotonic() > deadline:
+                remedy = f"Start it: mutirao run resume {self.run_id}"
+                raise DeadlineError("nobody has started this run", on=self.run_id, remedy=remedy)
+            time.sleep(_POLL_S)
+
     def _job(self, attempt: Attempt) -> JobHandle | None:
         """The attempt's job, when it can be looked at from here."""
         plain = self._folder.job(attempt)
@@ -163,16 +177,15 @@ class RunHandle:
     def _vanished(self, attempt: Attempt) -> bool:
         """Whether an attempt's driver is gone: its process if that can be seen, else its signs of life."""
         job = self._job(attempt)
-        if job is not None:
-            return status(job).ended
-        sign = self._folder.sign()
-        if sign is None or sign.attempt != attempt.number:
-            return time.time() - attempt.started > _START_LIMIT_S
-        return sign.ended or time.time() - sign.time > LOST_AFTER_S
+        return self._folder.silent(attempt) if job is None else status(job).ended
 
     def _last_words(self, attempt: Attempt) -> Event:
         """The end that a vanished driver could not write itself."""
         job = self._job(attempt)
+        if job is not None and status(job).state == "cancelled":
+            message = "the run was stopped before it could save more. `mutirao run resume` goes on where it was."
+            data = {"attempt": attempt.number, "exit_code": 130, "type": "InterruptedRunError", "message": message}
+            return Event(time.time(), "end", data=data)
         tail = "" if job is None else _tail(job)
         message = "the driver ended without a word" + (f"; its log ends with:\n{tail}" if tail else "")
         message += f"\n`mutirao run resume {self.run_id}` goes on where it was."

@@ -96,4 +96,5 @@ class Pipeline:
             return compile_plan(self.spec, places, progress=progress), None
         archive = pack_code(self.spec.code)
         with activate_code(archive):
+            load_spec(self.spec)  # once more: only here can the user's own classes and their parameters be checked
             return compile_plan(self.spec, places, code=archive.digest, progress=progress), archive

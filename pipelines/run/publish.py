@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from cluster import describe_environment
+from cluster import Environment
+from pipelines.codec import load
 from pipelines.errors import GateNotMetError
 from pipelines.evaluation import Evaluation, ModelRef, check_gates, evaluate
 from pipelines.model import golden_rows, save_model
-from pipelines.registry import GitState, Lineage, ModelVersion, Registry, lineage_of, promote_by
+from pipelines.registry import Lineage, ModelVersion, Registry, lineage_of, promote_by
 from pipelines.run.stages import Work, promotion_metric, shard_progress
 
 
@@ -47,9 +47,11 @@ def run_publish(work: Work, notice: Callable[[str], None]) -> dict[str, Any]:
         evaluate_champion=lambda champion: _evaluate_champion(work, registry, champion, metric),
         metric=metric,
     )
+    work.folder.drop_champions()
     alias = f"{config.model}@{config.alias}"
     if not promotion.promoted:
-        notice(f"{version.ref} was not promoted to {alias}: {promotion.reason}")
+        remedy = f"; to promote it all the same: mutirao model promote {version.ref} --alias {config.alias}"
+        notice(f"{version.ref} was not promoted to {alias}: {promotion.reason}{remedy}")
     outcome = f"promoted to {alias}" if promotion.promoted else f"not promoted: {promotion.outcome}"
     return {"version": version.ref, "promotion": outcome, "reason": promotion.reason}
 
@@ -90,33 +92,23 @@ def _evaluate_champion(work: Work, registry: Registry, champion: ModelVersion, m
 
 def _lineage(work: Work) -> Lineage:
     compiled, fitted = work.compiled, work.fitted()
-    environment = describe_environment()
-    libraries = dict(environment.packages)
+    environment = load(Environment, work.read("train", "environment.json"))
+    resumed = work.result("train").summary.get("resumed_from")
     return lineage_of(
         compiled.dataset,
         compiled.source,
         work.split(),
-        dict(compiled.plan.spec),
+        compiled.spec.model_dump(mode="json"),
         rows=dict(fitted.rows),
         dropped=dict(fitted.dropped),
         code_digest=compiled.plan.code_digest,
-        git=git_state(),
-        environment={"python": environment.python, "platform": environment.platform, **libraries},
+        git=compiled.plan.git,
+        environment={
+            "python": environment.python,
+            "platform": environment.platform,
+            **dict(environment.packages),
+        },
         seed=compiled.spec.train.random_state,
         run_id=work.folder.run_id,
-        checkpoint=work.folder.checkpoint_url,
+        checkpoint=work.folder.checkpoint_url if resumed else None,
     )
-
-
-def git_state() -> GitState | None:
-    """The working tree that the run was started from; None where there is none, or no git."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain")
-    return None if commit is None else GitState(commit, bool(changes))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pipelines.run.journal import Event
 
 RunStatus = Literal["created", "running", "succeeded", "failed", "interrupted", "preempted", "gate_not_met"]
-StageStatus = Literal["running", "done", "cached", "failed"]
+StageStatus = Literal["running", "done", "cached", "failed", "interrupted"]
 
 ENDED: frozenset[str] = frozenset({"succeeded", "failed", "interrupted", "preempted", "gate_not_met"})
 RESUMABLE: frozenset[str] = frozenset({"created", "failed", "interrupted", "preempted", "running"})
@@ -78,6 +78,7 @@ class RunRecord:
     metrics: dict[str, Any] = field(default_factory=dict)
     version: str | None = None
     notices: tuple[str, ...] = ()
+    schema: int = 1
 
     @property
     def ended_run(self) -> bool:
@@ -106,7 +107,8 @@ def _apply(record: RunRecord, event: Event) -> RunRecord:
         case "attempt":
             created = record.created or event.time
             number = int(event.data["number"])
-            return replace(record, status="running", attempts=number, created=created, ended=None, error=None)
+            again = replace(record, status="running", attempts=number, created=created, ended=None, error=None)
+            return replace(again, notices=())
         case "cluster":
             return replace(record, dashboard=str(event.data.get("dashboard", "")))
         case "stage":
@@ -138,6 +140,9 @@ def _apply_stage(record: RunRecord, event: Event) -> RunRecord:
 def _apply_end(record: RunRecord, event: Event) -> RunRecord:
     code = int(event.data["exit_code"])
     record = replace(record, attempts=int(event.data.get("attempt", record.attempts)))
+    left: StageStatus = "interrupted" if code in (6, 130) else "failed"
+    stages = tuple(replace(s, status=left) if s.status == "running" else s for s in record.stages)
+    record = replace(record, stages=stages)
     error = None if code == 0 else {k: event.data.get(k) for k in ("type", "message", "exit_code", "trace")}
     return replace(record, status=_STATUS_OF_EXIT.get(code, "failed"), ended=event.time, error=error)
 

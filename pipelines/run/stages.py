@@ -9,17 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cluster import describe_environment
 from pipelines.codec import dump, load, to_plain
 from pipelines.data.mapping import MapProgress
 from pipelines.data.split import SplitPlan
 from pipelines.data.splitting import fit_split
-from pipelines.errors import DataError, SpecError
+from pipelines.errors import CorruptArtifactError, SpecError
 from pipelines.evaluation import Evaluation, EvaluationData, ModelRef, check_metrics, evaluate, tune
 from pipelines.evaluation.catalogue import USUAL
 from pipelines.features import FeaturePlan, Fitted, LabelConfig, Target, fit_features
 from pipelines.model import Model, load_model, save_model
 from pipelines.plan import Compiled
 from pipelines.plan.cache import StageCache, StageResult
+from pipelines.plan.keys import StageKey
 from pipelines.run.folder import RunFolder
 from pipelines.storage import open_store
 from pipelines.training.data import TrainingData
@@ -58,7 +60,8 @@ class Work:
         """Find the committed result of a stage that has run."""
         found = self.cache.lookup(self.compiled.plan.by_name[name].stage_key)
         if found is None:
-            raise DataError(f"the result of stage {name!r} is gone from the cache", remedy="Resume the run.")
+            where = f"{self.cache.store.url}/{self.cache.folder(self.compiled.plan.by_name[name].stage_key)}"
+            raise CorruptArtifactError("the stage's result is gone from the cache", on=where, remedy="Resume the run.")
         return found
 
     def read(self, name: str, file: str) -> bytes:
@@ -83,7 +86,7 @@ class Work:
         """Where a stage (``train`` or ``evaluate``) has put its model."""
         key = self.compiled.plan.by_name[stage].stage_key
         digest = str(self.result(stage).summary["model_digest"])
-        return ModelRef(self.cache.store.url, f"{self.cache.folder(key)}/model", digest)
+        return ModelRef(self.cache.store.url, model_prefix(self.cache, key, digest), digest)
 
     def model(self, stage: str = "evaluate") -> Model:
         """Load a stage's model."""
@@ -197,7 +200,10 @@ def run_train(work: Work) -> tuple[dict[str, bytes], dict[str, Any]]:
     model = Model.from_fit(trained, fitted.plan, fitted.target)
     digest = _save(work, "train", model)
     summary = {k: v for k, v in trained.summary.items() if k != "history"}
-    files = {"summary.json": json.dumps(trained.summary, sort_keys=True, default=float).encode()}
+    files = {
+        "summary.json": json.dumps(trained.summary, sort_keys=True, default=float).encode(),
+        "environment.json": dump(describe_environment()),
+    }
     return files, {"model_digest": digest, "kind": trained.kind, "python_only": model.python_only, **summary}
 
 
@@ -215,7 +221,7 @@ def run_evaluate(work: Work) -> tuple[dict[str, bytes], dict[str, Any]]:
     )
     metric = promotion_metric(work)
     evaluation = evaluate(
-        ModelRef(work.cache.store.url, f"{work.cache.folder(key)}/model", digest),
+        ModelRef(work.cache.store.url, model_prefix(work.cache, key, digest), digest),
         data,
         spec.evaluate,
         client=work.client(),
@@ -231,7 +237,12 @@ def run_evaluate(work: Work) -> tuple[dict[str, bytes], dict[str, Any]]:
 def _save(work: Work, stage: str, model: Model) -> str:
     """Put a stage's model beside its result; the digest is in the summary, which is committed after it."""
     key = work.compiled.plan.by_name[stage].stage_key
-    return save_model(model, open_store(work.cache.store.url), f"{work.cache.folder(key)}/model")
+    return save_model(model, open_store(work.cache.store.url), model_prefix(work.cache, key, model.digest))
+
+
+def model_prefix(cache: StageCache, key: StageKey, digest: str) -> str:
+    """Where a stage's model lies: under its digest, so that two runs at once never write over each other's."""
+    return f"{cache.folder(key)}/model/{digest}"
 
 
 def promotion_metric(work: Work) -> str | None:

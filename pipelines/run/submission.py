@@ -31,4 +31,10 @@ def submit_attempt(folder: RunFolder) -> None:
         cwd=os.getcwd(),
         backend=spec.cluster.backend,
     )
-    folder.save_job(attempt, to_plain(submit(job)))
+    try:
+        folder.save_job(attempt, to_plain(submit(job)))
+    except BaseException:
+        # nobody will follow it: a driver that may have started leaves, and the next attempt need not wait for it
+        folder.ask_to_stop(attempt)
+        folder.heartbeat(attempt, ended=True)
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -120,8 +121,9 @@ def predict_dataset(
     config = source if isinstance(source, DataConfig) else None
     dataset = source if isinstance(source, Dataset) else _open(source, client)
     _check_output(dataset, output_url)
-    derive = {**_derived(scorer, dataset.schema, key_columns), **(config.derive if config is not None else {})}
     filter = filter if filter is not None or config is None else config.filter
+    wanted = {*key_columns, *_names_in(filter)}
+    derive = {**_derived(scorer, dataset.schema, wanted), **(config.derive if config is not None else {})}
     data = make_source(dataset, DataConfig(source=dataset.root, derive=derive, filter=filter))
     check_signature(
         data.arrow_schema, scorer.model.signature_in, on=dataset.root, model=scorer.name, derive=dict(scorer.derive)
@@ -129,7 +131,7 @@ def predict_dataset(
     keys = _keys(key_columns, data, scorer.model)
     columns = unique_columns(scorer.model.signature_in.names, keys)
     if filter is not None:
-        dataset = dataset.prune(filter).dataset
+        dataset = dataset.prune(filter, dict(data.derive)).dataset
     stored = input_columns(data, columns)
     plan = plan_shards(dataset, stored, shards=shards or default_shards(dataset, stored, max_workers=_workers(client)))
     with _reachable(scorer, client, output_url) as reachable:
@@ -245,19 +247,26 @@ def _check_output(dataset: Dataset, output_url: str) -> None:
         )
 
 
-def _derived(scorer: _Scorer, schema: pa.Schema, keys: Sequence[str]) -> dict[str, str]:
-    """Those of the model's expressions that inputs and keys need and the data allow, for columns that they lack."""
+def _derived(scorer: _Scorer, schema: pa.Schema, also: set[str]) -> dict[str, str]:
+    """Those of the model's expressions that are needed (inputs, and `also`), possible, and not columns already."""
     reads: dict[str, tuple[str, ...]] = {}
     for name, text in scorer.derive:
         if name not in schema.names:
             with suppress(NotFoundError):  # it needs a column that is not here; if the model reads it, that is told
                 parsed = parse_expression(text, schema)
                 reads[name], schema = parsed.columns, schema.append(pa.field(name, parsed.type))
-    wanted = {*scorer.model.signature_in.names, *keys}
+    wanted = {*scorer.model.signature_in.names, *also}
     for name in reversed(reads):
         if name in wanted:
             wanted |= set(reads[name])
     return {name: text for name, text in scorer.derive if name in reads and name in wanted}
+
+
+def _names_in(filter_text: str | None) -> set[str]:
+    """The names that stand in a filter; one that can't be parsed is told later, with its place."""
+    with suppress(SyntaxError):
+        return {node.id for node in ast.walk(ast.parse(filter_text or "", mode="exec")) if isinstance(node, ast.Name)}
+    return set()
 
 
 def _keys(key_columns: Sequence[str], data: Source, model: Model) -> tuple[str, ...]:

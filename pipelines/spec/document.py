@@ -42,6 +42,8 @@ def parse(text: str, name: str) -> Document:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
+    except ValueError as error:
+        raise SpecError([Fault("the file", f"can't be read: {error}", "Mend the value")], on=name) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
@@ -50,7 +52,12 @@ def parse(text: str, name: str) -> Document:
     lines: dict[Path, int] = {}
     faults: list[Fault] = []
     if node is not None:
-        _walk(node, (), lines, faults)
+        try:
+            _walk(node, (), lines, faults)
+        except RecursionError:
+            raise SpecError(
+                [Fault("the file", "an alias stands inside what it names", "Write it out")], on=name
+            ) from None
     if faults:
         raise SpecError(faults, on=name)
     return Document(name, values, lines)

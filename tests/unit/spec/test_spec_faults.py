@@ -109,6 +109,14 @@ def test_broken_yaml_is_refused_with_its_place(tmp_path: Path) -> None:
         load_spec(path)
 
 
+@pytest.mark.parametrize("text", ["name: 2026-13-45\n", "name: &x [*x]\n"])
+def test_values_that_yaml_can_not_hold_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=r"spec\.yaml"):
+        load_spec(path)
+
+
 def test_a_missing_file_names_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text("")
     with pytest.raises(UsageError, match=r"other\.yaml"):

@@ -1,0 +1,78 @@
+"""A plan is made of the dataset that is there, keyed by everything that its results hang on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.errors import SpecError
+from pipelines.plan import Plan, compile_plan
+from pipelines.spec import Places, load_spec
+from pipelines.storage import open_store
+
+
+def write(folder: Path, rows: int) -> None:
+    folder.mkdir(parents=True)
+    columns = {"x": pa.array([float(i) for i in range(rows)]), "y": pa.array([i % 2 for i in range(rows)])}
+    pq.write_table(pa.table(columns), folder / "part.parquet")
+
+
+def plan(tmp_path: Path, **changes: Any) -> Plan:
+    spec = {
+        "name": "p",
+        "data": {"source": "data"},
+        "label": "y",
+        "features": [["x"]],
+        "train": {"estimator": "logistic_regression"},
+    }
+    places = Places(str(tmp_path / "runs"), str(tmp_path / "registry"))
+    return compile_plan(load_spec(spec | changes), places).plan
+
+
+def test_the_same_relative_source_elsewhere_is_another_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, rows in (("a", 1000), ("b", 50)):
+        write(tmp_path / name / "data", rows)
+        monkeypatch.chdir(tmp_path / name)
+        made = plan(tmp_path)
+        assert (made.data.rows, made.data.root) == (rows, str(tmp_path / name / "data"))
+
+
+def test_a_damaged_manifest_of_an_earlier_plan_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "data", 100)
+    monkeypatch.chdir(tmp_path)
+    before = plan(tmp_path)
+    store = open_store(str(tmp_path / "runs"))
+    [info] = list(store.list("cache/manifests"))
+    store.replace(info.key, b"no Arrow")
+    assert plan(tmp_path) == before
+
+
+def test_a_filter_on_a_derived_column_prunes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for month in (1, 2):
+        write(tmp_path / "data" / f"month={month}", 10)
+    monkeypatch.chdir(tmp_path)
+    data = {"source": "data", "derive": {"later": "month > 1"}, "filter": "later"}
+    made = plan(tmp_path, data=data)
+    assert (made.data.files, made.data.files_before) == (1, 2)
+
+
+def test_workers_too_small_for_anything_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "data", 100)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=r"cluster\.worker\.memory: a worker and its rank need"):
+        plan(tmp_path, cluster={"worker": {"memory": "256 MiB"}})
+
+
+def test_an_edited_module_of_the_users_is_another_estimator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipelines.plan.keys import source_digest
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "some_stage.py").write_text("def f(context): return 1\n")
+    before = source_digest("some_stage:f")
+    (tmp_path / "some_stage.py").write_text("def f(context): return 2\n")
+    assert source_digest("some_stage:f") != before
+    assert source_digest("no_such_module_at_all:f") == ""
