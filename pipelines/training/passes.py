@@ -219,7 +219,7 @@ def _add_gram(X: Array | _Compressed, d: Array, total: Array) -> None:
         scaled = X.X.copy()
         scaled.data = X.values * np.repeat(d, np.diff(X.X.indptr))
         total[:-1, :-1] += (X.X.T.astype(np.float64) @ scaled).toarray()
-        total[-1, :-1] += scaled.sum(axis=0).A1 if hasattr(scaled.sum(axis=0), "A1") else scaled.sum(axis=0)
+        total[-1, :-1] += np.asarray(scaled.sum(axis=0)).ravel()
     else:
         d = d.astype(X.dtype, copy=False)
         scaled = X * np.sqrt(d)

@@ -20,7 +20,7 @@ from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.linear import LinearParams
-from pipelines.training.gang import RankContext
+from pipelines.training.gang import RankContext, StopRequested
 from pipelines.training.gang.context import Array
 from pipelines.training.loading import Moments, check_finite, load_lanes, measure, own_rss_bytes, plan_room
 from pipelines.training.objectives import Logistic, Loss, Multinomial, Squared
@@ -303,6 +303,8 @@ class _Telling:
         self.rows = 0.0
 
     def loaded(self, rows: int) -> None:
+        if self._context.stop_requested():
+            raise StopRequested  # there is nothing to save yet
         if self._due("load"):
             self._context.report({"unit": "load", "rows": rows})
 

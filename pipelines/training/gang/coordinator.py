@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import selectors
 import socket
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +31,7 @@ class _Peer:
     proven: bool = False
     raw: bytearray = field(default_factory=bytearray)
     decoder: wire.Decoder = field(default_factory=wire.Decoder)
-    unsent: bytearray = field(default_factory=bytearray)
+    unsent: deque[memoryview] = field(default_factory=deque)
     last_words: bool = False
 
 
@@ -44,16 +45,13 @@ class Coordinator:
     token : bytes
     arguments : sequence of bytes
         What is handed to each rank when the gang has met.
-    on_report : callable ``(rank, message)``
     """
 
-    def __init__(
-        self, host: str, token: bytes, arguments: Sequence[bytes], on_report: Callable[[int, dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, host: str, token: bytes, arguments: Sequence[bytes]) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=256)
         self._listener.setblocking(False)
-        self._token, self._arguments, self._on_report = token, arguments, on_report
+        self._token, self._arguments = token, arguments
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._peers: dict[tuple[str, int], _Peer] = {}
@@ -106,20 +104,23 @@ class Coordinator:
         wire.tune(sock)
         peer = _Peer(sock, wire.new_nonce())
         self._selector.register(sock, selectors.EVENT_READ, peer)
-        peer.unsent += peer.nonce
+        peer.unsent.append(memoryview(peer.nonce))
         self._flush(peer)
 
     def _send(self, role: str, rank: int, header: dict[str, Any], payload: bytes = b"") -> None:
         peer = self._peers.get((role, rank))
         if peer is not None:
-            peer.unsent += wire.encode(header, payload)
+            peer.unsent.append(memoryview(wire.encode(header, payload)))
             self._flush(peer)
 
     def _flush(self, peer: _Peer) -> None:
         try:
             while peer.unsent:
-                sent = peer.sock.send(peer.unsent)
-                del peer.unsent[:sent]
+                rest = peer.unsent[0][peer.sock.send(peer.unsent[0]) :]
+                if len(rest):
+                    peer.unsent[0] = rest
+                else:
+                    peer.unsent.popleft()
         except BlockingIOError:
             pass
         except OSError:
@@ -162,8 +163,7 @@ class Coordinator:
             case "beat":
                 return [membership.Beat(rank, header["state"], header["cpu_s"], header["rss_bytes"])]
             case "report":
-                self._on_report(rank, header["message"])
-                return [membership.Spoke(rank)]
+                return [membership.Spoke(rank, header["message"])]
             case "returned":
                 return [membership.Returned(rank, payload)]
             case "complained":

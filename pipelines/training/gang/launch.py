@@ -7,6 +7,8 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+_END_S = 3.0
 
 
 class Launcher(Protocol):
@@ -156,6 +160,10 @@ class DaskLauncher:
 
     def close(self) -> None:
         """See `Launcher.close`."""
+        from distributed import wait
+
+        with suppress(TimeoutError, CancelledError):  # one that can't be started any more never ends
+            wait(self._futures, timeout=_END_S)
         self._client.cancel(self._futures, force=True)
         self._futures.clear()
 

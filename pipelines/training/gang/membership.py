@@ -89,9 +89,10 @@ class Beat:
 
 @dataclass(frozen=True)
 class Spoke:
-    """`rank` has reported something: progress."""
+    """`rank` has reported something, which is progress; the gang's owner is told."""
 
     rank: int
+    message: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

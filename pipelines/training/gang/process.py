@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import signal
 import subprocess
@@ -113,8 +112,7 @@ def own_rss_bytes() -> int:
 
 
 def give_back_memory() -> None:
-    """Return to the system what this process has freed: garbage, Arrow's pool, the C library's free lists."""
-    gc.collect()
+    """Return to the system what this process has freed: Arrow's pool, the C library's free lists."""
     arrow = sys.modules.get("pyarrow")
     if arrow is not None:
         arrow.default_memory_pool().release_unused()

@@ -15,7 +15,7 @@ from pipelines.errors import DeadlineError, GangError, InterruptedRunError, Muti
 from pipelines.training.gang.context import Deadlines
 from pipelines.training.gang.coordinator import Coordinator
 from pipelines.training.gang.launch import DaskLauncher, Launcher, LocalLauncher
-from pipelines.training.gang.membership import Cause, Complained, Membership, Phase, StopAsked, Trouble
+from pipelines.training.gang.membership import Cause, Complained, Membership, Phase, Spoke, StopAsked, Trouble
 from pipelines.training.gang.queue import turn
 from pipelines.training.gang.watcher import Launch
 
@@ -62,7 +62,7 @@ def run_gang(
         Limit of each worker's process tree (the worker process and its rank, resident bytes).
     deadlines : Deadlines, optional
     on_message : callable ``(rank, message)``, optional
-        Called in this thread for every message that a rank reports.
+        Called in this thread for every message that a rank reports; what it raises ends the gang.
     on_wait : callable ``(holder)``, optional
         Called when another gang has the cluster, with its name.
     stop : threading.Event, optional
@@ -85,7 +85,9 @@ def run_gang(
     DeadlineError
         The queue for the cluster, or the start, took too long; says what was missing.
     InterruptedRunError
-        `stop` was set, or the user pressed Ctrl-C: the ranks have left.
+        `stop` was set: the ranks have left.
+    KeyboardInterrupt
+        After Ctrl-C, once the ranks have left.
     """
     if not arguments:
         raise ValueError("a gang has at least one rank")
@@ -99,7 +101,7 @@ def run_gang(
         token = secrets.token_bytes(32)
         packed = [json.dumps(each, allow_nan=False).encode() for each in arguments]
         try:
-            with Coordinator(launcher.host, token, packed, on_message or _ignore) as coordinator:
+            with Coordinator(launcher.host, token, packed) as coordinator:
                 template = Launch(
                     gang=secrets.token_hex(4),
                     rank=0,
@@ -114,7 +116,7 @@ def run_gang(
                 )
                 gang = Membership(len(arguments), deadlines, time.monotonic())
                 launcher.start([Launch.of({**template.plain(), "rank": rank}) for rank in range(len(arguments))])
-                interrupted = _attend(gang, coordinator, launcher, stop)
+                interrupted = _attend(gang, coordinator, launcher, stop, on_message or _ignore)
         finally:
             launcher.close()
     if interrupted is not None:
@@ -125,7 +127,11 @@ def run_gang(
 
 
 def _attend(
-    gang: Membership, coordinator: Coordinator, launcher: Launcher, stop: threading.Event
+    gang: Membership,
+    coordinator: Coordinator,
+    launcher: Launcher,
+    stop: threading.Event,
+    on_message: Callable[[int, dict[str, Any]], None],
 ) -> KeyboardInterrupt | None:
     """Serve until the gang has ended. The first Ctrl-C asks it to leave, the second kills it."""
     interrupted: KeyboardInterrupt | None = None
@@ -138,6 +144,8 @@ def _attend(
                 launcher.move(gang.unwatched())
             for event in coordinator.poll(POLL_S):
                 coordinator.obey(gang.handle(event, time.monotonic()))
+                if isinstance(event, Spoke):
+                    on_message(event.rank, event.message)
             trouble = launcher.trouble()
             if trouble is not None and not gang.troubles:
                 rank, text = trouble

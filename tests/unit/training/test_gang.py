@@ -140,6 +140,26 @@ def test_a_collective_that_waits_too_long_names_the_rank() -> None:
         run_gang(None, "gang_programs:misbehave", [{}, {"do": "deaf"}], deadlines=Deadlines(step_s=1.0))
 
 
+@pytest.mark.slow
+def test_what_the_listener_raises_ends_the_gang() -> None:
+    pids: list[int] = []
+
+    def listen(rank: int, message: dict[str, Any]) -> None:
+        pids.append(message["pid"])
+        raise KeyError("the listener's own mistake")
+
+    with pytest.raises(KeyError, match="own mistake"):
+        run_gang(None, "gang_programs:polite", [{}, {}], on_message=listen)
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_large_arguments_and_results_arrive_whole() -> None:
+    text = "0123456789" * 300_000
+    [one, two] = run_gang(None, "gang_programs:describe", [{"text": text}, {"text": text[::-1]}])
+    assert json.loads(one)["arguments"]["text"] == text
+    assert json.loads(two)["arguments"]["text"] == text[::-1]
+
+
 def test_a_start_that_takes_too_long_says_what_was_missing() -> None:
     with pytest.raises(DeadlineError, match="did not arrive"):
         run_gang(None, "gang_programs:quick", [{}, {}], deadlines=Deadlines(start_s=0.05))
