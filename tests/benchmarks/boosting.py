@@ -164,6 +164,7 @@ def _ours(path: str, rounds: int) -> dict[str, Any]:
         **seconds,
     }  # fmt: skip
     auc = _auc(trained.files["model.ubj"], path)
+    print(json.dumps(trained.summary["cpu_seconds"]), file=sys.stderr)
     return {"seconds": done - began, "training": done - featured, "cpu": cpu, "phases": phases, "auc": auc}
 
 

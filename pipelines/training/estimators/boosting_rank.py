@@ -248,6 +248,7 @@ def _result(
         "xgboost": xgb.__version__,
         "data": "streamed" if parts.streamed else "kept",
         "seconds": {name: round(spent, 3) for name, spent in clock.spent.items()},
+        "cpu_seconds": {name: round(spent, 3) for name, spent in clock.cpu.items()},
     }
     head = codec.canonical(summary)
     return len(head).to_bytes(4, "little") + head + bytes(model.save_raw("ubj"))
@@ -314,18 +315,20 @@ class _Throttle:
 
 
 class _Clock:
-    """Seconds spent per phase."""
+    """Seconds spent per phase, of the clock and of the processor (all threads)."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
+        self.cpu: dict[str, float] = {"start": time.process_time()}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
+        began, cpu = time.monotonic(), time.process_time()
         try:
             yield
         finally:
             self.spent[name] = self.spent.get(name, 0.0) + time.monotonic() - began
+            self.cpu[name] = self.cpu.get(name, 0.0) + time.process_time() - cpu
 
 
 _HEARSAY = ("collective", "rabit", "socket", "connection", "broken pipe", "poll", "tracker")
