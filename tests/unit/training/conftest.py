@@ -150,6 +150,10 @@ class Trainer:
         self._mesh, self._folder = mesh, folder
         self.messages: list[dict[str, Any]] = []
 
+    def has_stepped(self) -> bool:
+        """Whether a step was reported since `messages` was cleared."""
+        return any(message["unit"] == "step" for message in self.messages)
+
     def fit(
         self,
         data: TrainingData,
@@ -159,10 +163,10 @@ class Trainer:
         threads: int = 1,
         memory_bytes: int | None = None,
         checkpoint_url: str | None = None,
-        stop: Callable[[int], bool] | None = None,
+        stop: Callable[[], bool] | None = None,
         **config: Any,
     ) -> Fit:
-        """Train; `stop` gets the number of reports so far and says whether ranks are asked to leave."""
+        """Train; `stop` says whether ranks are asked to leave."""
         name = "linear_regression" if data.target.kind == "regression" else "logistic_regression"
         request = FitRequest(
             config=TrainConfig(estimator=name, params=params, **config),
@@ -192,7 +196,7 @@ class Trainer:
                         host="127.0.0.1",
                         scratch=Path(scratch),
                         report=self.messages.append,
-                        stop_requested=lambda: stop is not None and stop(len(self.messages)),
+                        stop_requested=stop or (lambda: False),
                     )
                     return linear_rank.program(context)
 

@@ -53,7 +53,7 @@ def gather(blocks: list[Stored]) -> tuple[np.ndarray, np.ndarray, np.ndarray | N
     return np.concatenate(X), np.concatenate(y), np.concatenate(w) if w else None
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(1, 20_000),
     features=st.sampled_from([1, 3, 40, 700]),
@@ -100,13 +100,13 @@ def test_how_rows_arrive_does_not_change_the_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("budget", [None, 0])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_sparse_rows_come_back_as_they_were_put(tmp_path: Path, budget: int | None, weighted: bool) -> None:
-    X = random_sparse(20_000, 300, density=0.1, format="csr", dtype=np.float32, random_state=1)
-    y = np.arange(20_000, dtype=np.float32)
+    X = random_sparse(6_000, 300, density=0.2, format="csr", dtype=np.float32, random_state=1)
+    y = np.arange(6_000, dtype=np.float32)
     weight = y + 1 if weighted else None
     with BlockStore(tmp_path, budget) as store:
         filler = SparseFiller(store)
-        for start in range(0, 20_000, 3000):
-            cut = slice(start, start + 3000)
+        for start in range(0, 6_000, 1000):
+            cut = slice(start, start + 1000)
             filler.add(X[cut], y[cut], None if weight is None else weight[cut])
         filler.finish()
         found_X, found_y, found_weight = gather(filler.blocks)

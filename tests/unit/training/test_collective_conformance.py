@@ -23,8 +23,7 @@ def values(rank: int, size: int, dtype: str) -> np.ndarray:
     return (rng.normal(size=size) * 50 + 60).astype(dtype)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("op", ["sum", "max", "min"])
+@pytest.mark.parametrize(("op", "ranks"), [("sum", 1), ("sum", 2), ("sum", 3), ("sum", 5), ("max", 3), ("min", 2)])
 def test_allreduce_combines_in_rank_order_whatever_size_and_type(mesh: Any, ranks: int, op: str) -> None:
     def program(collective: TcpCollective) -> list[np.ndarray]:
         return [
@@ -153,16 +152,16 @@ def test_operations_may_follow_each_other_in_any_mixture(mesh: Any) -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_silent_peer_is_named_when_the_deadline_passes(mesh: Any, size: int, ranks: int) -> None:
     def silent(collective: TcpCollective) -> None:
-        time.sleep(2.5)
+        time.sleep(1.0)
 
     def program(collective: TcpCollective) -> None:
         collective.allreduce(np.ones(size))
 
-    outcomes = mesh.run([program] * (ranks - 1) + [silent], step_s=0.5)
+    outcomes = mesh.run([program] * (ranks - 1) + [silent], step_s=0.3)
     for outcome in outcomes[:-1]:
         assert isinstance(outcome, PeerError)
     assert any(outcome.rank == ranks - 1 for outcome in outcomes[:-1])
-    assert "within 0.5 s" in str(outcomes[0])
+    assert "within 0.3 s" in str(outcomes[0])
 
 
 @pytest.mark.parametrize("size", [10, 2_000_000])

@@ -15,6 +15,7 @@ from pipelines.training.data import TrainingData, load_part
 TIGHT = {"tol": 1e-9, "max_iter": 2000}
 # Coefficients within 1e-5 of the largest one: what float32 data and float64 sums leave, with a margin of some 100.
 WITHIN = 1e-5
+SLOW_LBFGS = pytest.param("lbfgs", marks=pytest.mark.slow)
 
 
 def matrix(data: TrainingData) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -65,7 +66,7 @@ def regression(maker: Any, make_classification: Callable[..., pa.Table]) -> Trai
     return data
 
 
-@pytest.mark.parametrize("solver", ["newton", "lbfgs"])
+@pytest.mark.parametrize("solver", ["newton", SLOW_LBFGS])
 def test_logistic_regression_is_scikit_learns(
     trainer: Any, binary: TrainingData, read_weights: Any, solver: str
 ) -> None:
@@ -87,7 +88,7 @@ def test_threads_do_not_change_bits(trainer: Any, binary: TrainingData) -> None:
     assert one == three
 
 
-@pytest.mark.parametrize("solver", ["newton", "lbfgs"])
+@pytest.mark.parametrize("solver", ["newton", SLOW_LBFGS])
 def test_sample_and_class_weights_count(trainer: Any, weighted: TrainingData, read_weights: Any, solver: str) -> None:
     X, y, w = matrix(weighted)
     params = {"l2": 1e-3, "solver": solver, **TIGHT}
@@ -104,6 +105,7 @@ def test_sample_and_class_weights_count(trainer: Any, weighted: TrainingData, re
         assert_close(np.append(coef[0], intercept), np.append(reference.coef_[0], reference.intercept_))
 
 
+@pytest.mark.slow
 def test_C_is_scikit_learns_and_its_default_too(trainer: Any, binary: TrainingData, read_weights: Any) -> None:
     X, y, _ = matrix(binary)
     for params, C in [({}, 1.0), ({"C": 0.01}, 0.01)]:
@@ -112,6 +114,7 @@ def test_C_is_scikit_learns_and_its_default_too(trainer: Any, binary: TrainingDa
         assert_close(coef[0], reference.coef_[0])
 
 
+@pytest.mark.slow
 def test_without_an_intercept_there_is_none(trainer: Any, binary: TrainingData, read_weights: Any) -> None:
     X, y, _ = matrix(binary)
     reference = LogisticRegression(solver="newton-cholesky", tol=1e-12, C=1.0, fit_intercept=False).fit(X, y)
@@ -123,7 +126,7 @@ def test_without_an_intercept_there_is_none(trainer: Any, binary: TrainingData, 
         assert_close(coef[0], reference.coef_[0])
 
 
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("solver", ["newton", "owlqn"])
 def test_the_elastic_net_meets_its_conditions(
     trainer: Any, binary: TrainingData, read_weights: Any, solver: str, ranks: int
@@ -153,7 +156,7 @@ def test_C_with_a_ratio_is_scikit_learns_elastic_net(trainer: Any, binary: Train
     assert residual < 1e-7
 
 
-@pytest.mark.parametrize("solver", ["newton", "lbfgs"])
+@pytest.mark.parametrize("solver", ["newton", SLOW_LBFGS])
 @pytest.mark.parametrize("l2", [0.0, 0.1])
 def test_linear_regression_is_scikit_learns_in_the_labels_units(
     trainer: Any, regression: TrainingData, read_weights: Any, solver: str, l2: float
@@ -175,8 +178,8 @@ def test_linear_regression_is_scikit_learns_in_the_labels_units(
     )
 
 
-@pytest.mark.parametrize("solver", ["newton", "owlqn"])
-@pytest.mark.parametrize("l2", [0.0, 0.05])
+@pytest.mark.parametrize("solver", ["newton", pytest.param("owlqn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("l2", [pytest.param(0.0, marks=pytest.mark.slow), 0.05])
 def test_the_lasso_is_scikit_learns(
     trainer: Any, regression: TrainingData, read_weights: Any, solver: str, l2: float
 ) -> None:
@@ -196,6 +199,7 @@ def test_the_lasso_is_scikit_learns(
     assert_close(coef[0], reference.coef_)
 
 
+@pytest.mark.slow
 def test_softmax_regression_is_scikit_learns(
     trainer: Any, maker: Any, make_classification: Callable[..., pa.Table], read_weights: Any
 ) -> None:
@@ -213,7 +217,10 @@ def test_softmax_regression_is_scikit_learns(
     )
 
 
-@pytest.mark.parametrize("params", [{"l2": 1e-3}, {"l2": 1e-3, "solver": "lbfgs"}, {"l1": 0.01, "l2": 1e-3}])
+@pytest.mark.parametrize(
+    "params",
+    [{"l2": 1e-3}, {"l2": 1e-3, "solver": "lbfgs"}, pytest.param({"l1": 0.01, "l2": 1e-3}, marks=pytest.mark.slow)],
+)
 def test_sparse_rows_give_what_dense_rows_give(
     trainer: Any, maker: Any, make_classification: Callable[..., pa.Table], read_weights: Any, params: dict[str, Any]
 ) -> None:
