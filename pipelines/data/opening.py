@@ -18,7 +18,7 @@ from pipelines.errors import DataError, DatasetChangedError, MutiraoError, Objec
 from pipelines.storage import Location, open_filesystem, open_store
 from pipelines.storage.faults import as_storage_error
 
-BUFFER_BYTES = 256 << 10
+BUFFER_BYTES = 64 << 10
 """What is read of a column chunk at a time, where it is not fetched as a whole."""
 
 _PLAN_AGAIN = "Plan again."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -21,21 +22,29 @@ class Projection:
 
     def __init__(self, source: Source, columns: Sequence[str], split: SplitPlan | None, part: str | None) -> None:
         if part is not None and (split is None or part not in PARTS):
-            known = "a split" if split is None else ", ".join(PARTS)
-            raise UsageError(f"there is no part {part!r} to read", expected=known)
+            expected = "a split" if split is None else ", ".join(PARTS)
+            raise UsageError(f"there is no part {part!r} to read", expected=expected)
+        known = set(source.arrow_schema.names)
         for name in (*columns, *(split.columns if split else ())):
-            if name not in source.arrow_schema.names:
+            if name not in known:
                 raise NotFoundError.among("column", name, source.arrow_schema.names, on=source.root)
         self._columns, self._split, self._part = tuple(columns), split, part
         self._filter = source.filter_expression
         wanted = {*columns, *(split.columns if split else ())}
         self.inputs = input_columns(source, wanted)
         self._types = {name: source.stored_schema.field(name).type for name in self.inputs}
-        self._partition = [name for name in self.inputs if name in source.partition_columns]
+        self._partition = frozenset(name for name in self.inputs if name in source.partition_columns)
         self._derived = _needed(source, wanted)
+        self._plain = split is None and self._filter is None
         self.stored = tuple(name for name in self.inputs if name not in source.partition_columns)
         self.stored_schema = pa.schema([pa.field(name, self._types[name]) for name in self.stored])
         self.schema = pa.schema([source.arrow_schema.field(name) for name in columns])
+
+    @cached_property
+    def row_bytes(self) -> float | None:
+        """Bytes of a row of the columns asked for, with a bit each for nulls; None where they differ."""
+        widths = [width(each.type) for each in self.schema]
+        return None if None in widths else sum(each + 0.125 for each in widths if each is not None)
 
     @property
     def dictionaries(self) -> tuple[str, ...]:
@@ -65,6 +74,8 @@ class Projection:
         rows : RowIds
         parts : ndarray of int8 or None
         """
+        if self._plain and batch is not None and batch.schema.equals(self.schema):
+            return batch.replace_schema_metadata(), rows, None
         held = self._unified(batch, file, len(rows.rows))
         for name, expression in self._derived.items():
             held[name] = expression.evaluate(held, len(rows.rows))
@@ -87,11 +98,12 @@ class Projection:
 
     def _unified(self, batch: pa.RecordBatch | None, file: FileRef, rows: int) -> dict[str, pa.Array]:
         held = {}
+        stored = {} if batch is None else dict(zip(batch.schema.names, batch.columns, strict=True))
         for name, type in self._types.items():
             if name in self._partition:
                 held[name] = constant(dict(file.partition)[name], type, rows)
-            elif batch is not None and name in batch.schema.names:
-                held[name] = conform(batch[name], type, name, file.path)
+            elif name in stored:
+                held[name] = conform(stored[name], type, name, file.path)
             else:
                 held[name] = pa.nulls(rows, type)
         return held
@@ -135,6 +147,14 @@ def constant(value: Scalar, type: pa.DataType, rows: int) -> pa.Array:
         codes = pa.repeat(pa.scalar(0 if value is not None else None, type.index_type), rows)
         return pa.DictionaryArray.from_arrays(codes, held, ordered=type.ordered)
     return pa.repeat(pa.scalar(value).cast(type) if value is not None else pa.scalar(None, type), rows)
+
+
+def width(type: pa.DataType) -> float | None:
+    """Bytes of a value in Arrow's memory; None where they differ."""
+    try:
+        return None if pa.types.is_dictionary(type) else type.bit_width / 8
+    except ValueError:
+        return None
 
 
 def _categories(values: pa.Array, type: pa.DictionaryType) -> pa.Array:

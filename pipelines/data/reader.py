@@ -22,8 +22,13 @@ from pipelines.data.streams import Cost, RowGroupStream, cost, current_streams
 
 BATCH_ROWS = 65_536
 MAX_BYTES_IN_FLIGHT = 64 << 20
-_BATCHES_AHEAD = 4
+_BATCHES_AHEAD = 16
 _LEAST_COST = 4096
+_RESIDENT = 2
+"""Bytes that the process holds for each that Arrow does: freed pages go back late, from another thread too.
+
+Measured as growth of the resident set over the pool's own peak, with 28 columns: 1.3 to 2.2 (mimalloc and jemalloc).
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +184,7 @@ class _Reading:
             return _LEAST_COST
         with self._open(unit) as file:
             found = self._cost(file, unit)
-            return found.stream_bytes + int(found.row_bytes * self._rows_at_once(found))
+            return self._stream_held(found) + int(_RESIDENT * found.row_bytes * self._rows_at_once(found)) + _LEAST_COST
 
     def produce(self, number: int, allowance: Allowance) -> Iterator[tuple[int, Read]]:
         """Read one unit."""
@@ -193,8 +198,9 @@ class _Reading:
                 return
             found = self._cost(file, unit)
             rows = self._rows_at_once(found)
-            allowance.take(found.stream_bytes)
-            stack.callback(allowance.give, found.stream_bytes)
+            held = self._stream_held(found)
+            allowance.take(held)
+            stack.callback(allowance.give, held)
             key = (file.url, unit[0].slice.row_group, self._projection.stored, self._projection.dictionaries, rows)
             stream = self._shared.take(key, unit[0].start) if self._shared else None
             if stream is not None:
@@ -211,19 +217,19 @@ class _Reading:
             if self._shared and stream.row < found.rows:
                 stack.pop_all()
                 self._shared.put(key, stream)
-                allowance.give(found.stream_bytes)
+                allowance.give(held)
 
     def _decode(
         self, stream: RowGroupStream, piece: _Piece, rows: int, row_bytes: float, allowance: Allowance
     ) -> Iterator[tuple[int, Read]]:
         row, stop = piece.start, piece.slice.stop
         while row < stop:
-            estimate = int(min(rows, stop - row) * row_bytes) + _LEAST_COST
+            estimate = int(_RESIDENT * min(rows, stop - row) * row_bytes) + _LEAST_COST
             allowance.take(estimate)
             batch = stream.read(row, min(stop, (row // rows + 1) * rows))
             read = self._finish(batch, piece, row, row + batch.num_rows)
             row += batch.num_rows
-            actual = read.batch.nbytes + _LEAST_COST if read.batch.num_rows else 0
+            actual = self._held(read.batch)
             del batch
             allowance.give(estimate - actual)
             if read.batch.num_rows:
@@ -239,9 +245,21 @@ class _Reading:
                 read = self._finish(None, piece, row, end)
                 row = end
                 if read.batch.num_rows:
-                    actual = read.batch.nbytes + _LEAST_COST
+                    actual = self._held(read.batch)
                     allowance.take(actual)
                     yield actual, read
+
+    def _stream_held(self, found: Cost) -> int:
+        """What a stream is charged with: pages, buffers, and the batch that it is collecting."""
+        return int(_RESIDENT * (found.stream_bytes + found.row_bytes * self._rows_at_once(found)))
+
+    def _held(self, batch: pa.RecordBatch) -> int:
+        """What a batch is charged with; counting the bytes of many columns would cost a tenth of decoding them."""
+        if not batch.num_rows:
+            return 0
+        width = self._projection.row_bytes
+        size = batch.nbytes if width is None else int(width * batch.num_rows)
+        return _RESIDENT * size + _LEAST_COST
 
     def _finish(self, batch: pa.RecordBatch | None, piece: _Piece, row: int, stop: int) -> Read:
         one = piece.slice

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.data.opening import BUFFER_BYTES, OpenFile
+from pipelines.data.projection import width
 from pipelines.errors import DatasetChangedError
 
 _PAGE_BYTES, _PAGE_ROWS = 1 << 20, 20_000  # what today's writers end a page at
@@ -56,8 +57,9 @@ def cost(file: OpenFile, row_group: int, schema: pa.Schema, fetch_bytes: int) ->
                 pages += 2 * min(_PAGE_BYTES, chunk.total_uncompressed_size)
             buffers += min(BUFFER_BYTES, chunk.total_compressed_size)
             chunks += chunk.total_compressed_size
-        width = _width(schema.field(name).type)
-        row += width + 0.125 if width is not None else 8 + _NESTED_OR_TEXT * size / rows
+        type = schema.field(name).type
+        known = width(type.index_type if pa.types.is_dictionary(type) else type)
+        row += known + 0.125 if known is not None else 8 + _NESTED_OR_TEXT * size / rows
     fetch = file.is_remote and chunks <= fetch_bytes
     return Cost(group.num_rows, pages + (chunks if fetch else buffers), row, fetch)
 
@@ -169,12 +171,3 @@ def shared_streams() -> Iterator[SharedStreams]:
 def current_streams() -> SharedStreams | None:
     """The streams shared where the caller is."""
     return _shared.get()
-
-
-def _width(type: pa.DataType) -> float | None:
-    if pa.types.is_dictionary(type):
-        type = type.index_type
-    try:
-        return type.bit_width / 8
-    except ValueError:
-        return None
