@@ -124,7 +124,7 @@ def test_epochs_pass_the_shards_in_a_seeded_order(dense, held_out_rows):
 
 
 def test_a_stopped_stream_goes_on_with_the_next_epoch(dense, tmp_path):
-    spec = config("sklearn.linear_model.SGDClassifier", {"loss": "log_loss", "epochs": 40})
+    spec = config("sklearn.linear_model.SGDClassifier", {"loss": "log_loss", "epochs": 15})
     stop = threading.Event()
 
     def stop_after_two(progress: Progress) -> None:
