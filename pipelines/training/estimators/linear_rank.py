@@ -193,6 +193,13 @@ def _lead(
     start = watch.resume() or {"weights": weights.reshape(-1)}
     began = time.monotonic()
     outcome = _minimise(solver, objective, start, watch, params)
+    if not (np.isfinite(outcome.loss) and np.isfinite(outcome.weights).all()):
+        raise TrainingError(
+            "the loss is not finite",
+            on=f"solver {solver}",
+            found=f"{outcome.loss} after {outcome.steps} steps",
+            remedy="Scale the features, or add l2.",
+        )
     team.end()
     fit_s = time.monotonic() - began
     return _result(job, setting, moments, outcome, solver, watch, fit_s, tell.rows)
