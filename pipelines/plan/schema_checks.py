@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
-from pipelines.errors import Fault, NotFoundError
+from pipelines.errors import Fault, NotFoundError, SpecError
 from pipelines.evaluation.catalogue import Kind
 from pipelines.evaluation.config import check_metrics, check_segments
 from pipelines.features import check_features
+from pipelines.training.estimators.registry import ChecksTarget
 
 if TYPE_CHECKING:
     from pipelines.spec import PipelineSpec
@@ -29,7 +30,17 @@ def faults_against(spec: PipelineSpec, schema: pa.Schema, estimator: Estimator) 
             learns = " or ".join(estimator.label_kinds)
             message = f"{spec.train.estimator} learns {learns} labels, and {spec.label.column!r} is {kind}"
             faults.append(Fault("train.estimator", message, "Choose another estimator, or set label.kind"))
+        elif isinstance(estimator, ChecksTarget):
+            faults += _target_faults(spec, estimator, kind)
     return faults
+
+
+def _target_faults(spec: PipelineSpec, estimator: ChecksTarget, kind: str) -> tuple[Fault, ...]:
+    try:
+        estimator.check_target(spec.train, kind)
+    except SpecError as error:
+        return error.faults
+    return ()
 
 
 def label_kind(spec: PipelineSpec, schema: pa.Schema, estimator: Estimator) -> Kind | None:

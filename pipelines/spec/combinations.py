@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pipelines.config import Config
 from pipelines.errors import Fault, NotFoundError, UserCodeError
 from pipelines.spec.document import Document
 from pipelines.spec.faults import faults_of
@@ -64,7 +65,7 @@ def _estimator(sections: Mapping[str, Any], document: Document) -> Iterator[Faul
     try:
         estimator.check(train)
     except ValidationError as error:
-        yield from faults_of(error, document, type(train), under=("train", "params"))
+        yield from faults_of(error, document, _model_of(error), under=("train", "params"))
     except ValueError as error:
         yield Fault(document.place(("train",)), str(error), f"See the parameters of {train.estimator}")
     except UserCodeError as error:
@@ -75,6 +76,17 @@ def _estimator(sections: Mapping[str, Any], document: Document) -> Iterator[Faul
         learns = " or ".join(estimator.label_kinds)
         message = f"{train.estimator} learns {learns} labels, and label.kind is {kind}"
         yield Fault(place, message, "Change one of them")
+
+
+def _model_of(error: ValidationError) -> type[Config]:
+    """The model that a validation failed on: an estimator's own, which only it knows."""
+    waiting: list[type[Config]] = [Config]
+    while waiting:
+        model = waiting.pop()
+        if model.__name__ == error.title:
+            return model
+        waiting += model.__subclasses__()
+    return Config
 
 
 def _publishing(sections: Mapping[str, Any], document: Document) -> Iterator[Fault]:

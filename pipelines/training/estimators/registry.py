@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from pipelines.errors import NotFoundError
 
@@ -58,6 +58,15 @@ class Estimator(Protocol):
 
     def fit(self, request: FitRequest) -> Fit:
         """Train. Blocks until done; see `pipelines.training.fit.fit`."""
+        ...
+
+
+@runtime_checkable
+class ChecksTarget(Protocol):
+    """An estimator that can tell from the label's kind alone that its parameters don't fit."""
+
+    def check_target(self, config: TrainConfig, kind: str) -> None:
+        """Raise `SpecError` with what does not fit."""
         ...
 
 

@@ -79,7 +79,7 @@ def test_lines_of_the_file_are_named(tmp_path: Path) -> None:
         ({"split": {"validation": 0}, "evaluate": {"threshold": "f1"}}, "evaluate.threshold", "split.validation is 0"),
         ({"split": {"validation": 0}, "evaluate": {"calibrate": "sigmoid"}}, "evaluate.calibrate", "validation rows"),
         ({"features": []}, "features", "at least 1 item"),
-        ({"train": {"estimator": "logistic_regression", "params": {"l3": 1}}}, "train.params.l3", "unknown key"),
+        ({"train": {"estimator": "logistic_regression", "params": {"l3": 1}}}, "train.params.l3", "l1_ratio"),
     ],
 )
 def test_impossible_combinations_are_refused(change: dict[str, Any], path: str, words: str) -> None:
