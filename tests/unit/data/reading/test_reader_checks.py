@@ -151,3 +151,10 @@ def test_checks_travel_small() -> None:
     data = pickle.dumps(checks)
     assert len(data) < 28 * 1600
     assert pickle.loads(data).result() == checks.result()
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
+def test_what_overflows_has_no_deviation_and_stays_json() -> None:
+    found = described(pa.array([1.7e308, -1.7e308, 1.7e308, 1.7e308]))
+    assert (found["min"], found["max"], found["std"]) == (-1.7e308, 1.7e308, None)
+    json.dumps(found, allow_nan=False)
