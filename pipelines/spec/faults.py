@@ -35,7 +35,8 @@ def _fault(item: Mapping[str, Any], path: Path, document: Document, model: type[
     if item["type"] == "missing":
         return Fault(place, "required, and not there", f"Add {path[-1]}:")
     message = str(item["msg"]).removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
+    if message[1:2].islower():
+        message = message[:1].lower() + message[1:]
     if item["type"] != "value_error":
         found = repr(item["input"])
         message += f", found {found if len(found) <= _FOUND_LIMIT else found[:_FOUND_LIMIT] + '…'}"
