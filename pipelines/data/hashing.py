@@ -60,13 +60,11 @@ def hash_values(values: pa.Array, seed: int = 0) -> np.ndarray:
         A type that has no hash.
     """
     if not pa.types.is_dictionary(values.type):
-        if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
-            return _hash_distinct(values, seed)
-        if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
-            values = values.cast(pa.large_binary())  # Arrow 26 encodes a null view as the empty text
-        values = values.dictionary_encode("encode")
-    distinct = _hash_distinct(values.dictionary, seed)
-    null = _hash_distinct(pa.nulls(1, pa.int64()), seed)
+        if not pa.types.is_decimal(values.type):
+            return _hash_each(values, seed)
+        values = values.dictionary_encode("encode")  # decimals go through Python one by one
+    distinct = _hash_each(values.dictionary, seed)
+    null = _hash_each(pa.nulls(1, pa.int64()), seed)
     codes = pc.fill_null(values.indices.cast(pa.int64()), len(distinct)).to_numpy(zero_copy_only=False)
     return np.concatenate([distinct, null])[codes]
 
@@ -95,12 +93,11 @@ def hashable(type: pa.DataType) -> bool:
     return not (pa.types.is_nested(type) or pa.types.is_interval(type))
 
 
-def _hash_distinct(values: pa.Array, seed: int) -> np.ndarray:
+def _hash_each(values: pa.Array, seed: int) -> np.ndarray:
     type = values.type
-    state = np.full(len(values), seed, np.uint64)
-    null = values.is_null().to_numpy(zero_copy_only=False)
+    state = np.full(1, seed, np.uint64)  # broadcast by the first word
     if pa.types.is_null(type):
-        return _absorb(state, _NULL)
+        return np.repeat(_absorb(state, _NULL), len(values))
     if pa.types.is_integer(type) or pa.types.is_boolean(type):
         state = _absorb(state, _INTEGER, _integers(values))
     elif pa.types.is_floating(type):
@@ -117,7 +114,8 @@ def _hash_distinct(values: pa.Array, seed: int) -> np.ndarray:
         state = _bytes(values, state)
     else:
         raise UsageError(f"values of type {type} can't be hashed", remedy="Choose a column of plain values.")
-    if null.any():
+    if values.null_count:
+        null = values.is_null().to_numpy(zero_copy_only=False)
         state[null] = _absorb(np.full(1, seed, np.uint64), _NULL)
     return state
 

@@ -95,10 +95,10 @@ def input_columns(source: Source, columns: Iterable[str]) -> tuple[str, ...]:
 
     Derived columns are replaced by what they are computed from. In the order of the schema.
     """
-    known, wanted = source.arrow_schema.names, set(columns)
+    known, wanted = set(source.arrow_schema.names), set(columns)
     for name in wanted:
         if name not in known:
-            raise NotFoundError.among("column", name, known, on=source.root)
+            raise NotFoundError.among("column", name, source.arrow_schema.names, on=source.root)
     if source.filter_expression is not None:
         wanted |= set(source.filter_expression.columns)
     for name, expression in reversed(source.derived.items()):
