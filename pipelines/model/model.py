@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 _SCHEMA = 1
 _ROWS = 65_536  # rows scored at a time: bounds the float32 matrix, and shows in no prediction
 _WRITERS = {"linear": "numpy", "xgboost": "xgboost", "skops": "scikit-learn"}
+
+
+class ArrowStream(Protocol):
+    """A table of another library that exports itself through Arrow's PyCapsule interface."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Export the table."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +100,16 @@ class Model:
         scores = self.predictor.scores(X)
         return scores if self.calibrator is None else self.calibrator.apply(scores)
 
-    def predict(self, batch: pa.RecordBatch | pa.Table) -> pa.Table:
-        """Predict a batch: columns as in `signature_out`, rows in their order; null where the score is not a number."""
-        return self.decide(self.scores(batch))
+    def predict(self, batch: pa.RecordBatch | pa.Table | ArrowStream) -> pa.Table:
+        """Predict a batch: columns as in `signature_out`, rows in their order; null where the score is not a number.
+
+        Parameters
+        ----------
+        batch : RecordBatch, Table, or any table that exports Arrow (a pandas or polars DataFrame)
+            At least the columns of `signature_in`, in any order.
+        """
+        table = batch if isinstance(batch, pa.RecordBatch | pa.Table) else pa.table(batch)
+        return self.decide(self.scores(table))
 
     def decide(self, scores: Scores) -> pa.Table:
         """Turn `scores` into the table that `predict` gives."""

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from pipelines.spec import PipelineSpec
     from pipelines.training.estimators.registry import Estimator
 
-WORKER_BYTES = 190 << 20
-"""A Dask worker with the platform's libraries loaded and nothing to do (measured: 165–185 MiB)."""
+WORKER_BYTES = 250 << 20
+"""A Dask worker with all the platform's libraries loaded and nothing to do (measured: 62 MiB without, 247 with)."""
 
-RANK_BYTES = 160 << 20
-"""A rank's process before it reads anything (measured: 130–155 MiB)."""
+RANK_BYTES = {"logistic_regression": 135 << 20, "linear_regression": 135 << 20, "xgboost": 255 << 20}
+"""A rank's process before it reads anything (measured: 116–135 and 255 MiB)."""
+
+FOREIGN_RANK_BYTES = 250 << 20
+"""A rank that loads scikit-learn or dask-ml."""
 
 READ_BYTES = 96 << 20
 """Batches in flight (64 MiB at most) and one transformed batch."""
@@ -53,7 +56,8 @@ def predict_memory(
     width = _width(spec, source, estimator, plan)
     share = 1.0 - spec.split.test - (0.0 if estimator.categorical == "native" else spec.split.validation)
     held = int(rows * share / ranks) * estimator.memory_per_row(width.features)
-    base = {"worker": WORKER_BYTES, "rank": RANK_BYTES, "reading": READ_BYTES}
+    rank = RANK_BYTES.get(spec.train.estimator, FOREIGN_RANK_BYTES)
+    base = {"worker": WORKER_BYTES, "rank": rank, "reading": READ_BYTES}
     total = sum(base.values()) + held
     train = PlannedMemory(
         stage="train",
@@ -73,7 +77,8 @@ _PASSES = ("features", "evaluate")
 
 def memory_faults(spec: PipelineSpec) -> list[Fault]:
     """Refuse workers that are too small for anything: what a process needs before it has read a row."""
-    least, given = WORKER_BYTES + RANK_BYTES + READ_BYTES, spec.cluster.worker.memory
+    rank = RANK_BYTES.get(spec.train.estimator, FOREIGN_RANK_BYTES)
+    least, given = WORKER_BYTES + rank + READ_BYTES, spec.cluster.worker.memory
     if given >= least:
         return []
     message = f"a worker and its rank need {least >> 20} MiB before they hold a row, and get {given >> 20} MiB"

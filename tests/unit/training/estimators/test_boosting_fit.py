@@ -164,7 +164,7 @@ def test_rows_that_do_not_fit_are_read_for_every_pass_and_give_the_same_model(wo
 
 def test_rows_that_can_not_fit_say_so_before_they_are_read(data):
     with pytest.raises(TrainingError, match=r"do not fit into a worker's memory.*more workers"):
-        train(data, memory_bytes=250 << 20)
+        train(data, memory_bytes=330 << 20)
 
 
 # --- going on --------------------------------------------------------------------------------------------------------
