@@ -97,8 +97,8 @@ class Passes:
 
         Returns
         -------
-        ndarray of float64, shape (lanes, HEAD + (features + 1)²)
-            The lower triangle counts. The first element is unused.
+        ndarray of float64, shape (lanes, HEAD + (features + 1)(features + 2)/2)
+            The first element is unused; after the head comes the lower triangle, row by row.
         """
 
         def add(block: Block, space: Workspace, total: Array) -> None:
@@ -108,7 +108,8 @@ class Passes:
             total[1] += block.rows if weight is None else weight.sum(dtype=np.float64)
             _add_gram(X, d, total[HEAD:].reshape(self.features + 1, self.features + 1))
 
-        return self._over_lanes(add, HEAD + (self.features + 1) ** 2, stride)
+        whole = self._over_lanes(add, HEAD + (self.features + 1) ** 2, stride)
+        return np.concatenate([whole[:, :HEAD], whole[:, HEAD:][:, lower_triangle(self.features + 1)]], axis=1)
 
     def batch(self, weights: Array, streams: Mapping[int, LaneStream], epoch: int, step: int, steps: int) -> Array:
         """Do `gradient`'s work for one mini-batch, coarsely: a share of every lane.
@@ -168,6 +169,12 @@ class Passes:
             some(0)
         else:
             list(self._pool.map(some, range(self._threads)))
+
+
+def lower_triangle(size: int) -> Array:
+    """Places of a square matrix's lower triangle among its elements, row by row."""
+    rows, columns = np.tril_indices(size)
+    return rows * size + columns
 
 
 class _Compressed:

@@ -15,7 +15,7 @@ import numpy as np
 from pipelines.training.batches import LaneStream
 from pipelines.training.gang import Collective, StopRequested
 from pipelines.training.gang.context import Array
-from pipelines.training.passes import HEAD, Passes
+from pipelines.training.passes import HEAD, Passes, lower_triangle
 from pipelines.training.reducers import LaneOrder
 
 _ORDER = struct.Struct("<BBIQQQ")  # what, fine, stride, epoch, step, steps
@@ -100,7 +100,7 @@ class Team:
         else:
             partials = self._passes.batch(weights, self._streams, epoch, step, steps)
         self.compute_s += time.perf_counter() - began
-        return self._reducer.sum(partials)
+        return self._reducer.sum(partials, rare=what == _HESSIAN)
 
 
 class MeanObjective:
@@ -161,8 +161,9 @@ class MeanObjective:
         """See `Oracle.hessian`."""
         vector = self._team.hessian(weights, fine=fine, stride=stride)
         width = self.size
-        lower = np.tril(vector[HEAD:].reshape(width, width)) / vector[1]
-        matrix: Array = lower + np.tril(lower, -1).T
+        matrix = np.zeros((width, width))
+        matrix.reshape(-1)[lower_triangle(width)] = vector[HEAD:] / vector[1]
+        matrix += np.tril(matrix, -1).T
         matrix[np.diag_indices(width)] += np.where(self.penalised, self._l2, 0.0)
         matrix[self._fixed] = 0.0
         matrix[:, self._fixed] = 0.0
