@@ -25,8 +25,10 @@ from pipelines.training.gang import wire
 from pipelines.training.gang.context import Array, Op
 
 DIRECT_BYTES = 32 * 1024
-"""Largest payload that is sent in one piece with its header; twice this fits into the sockets' buffers."""
-BUFFER_BYTES = 1 << 20
+"""Largest payload that is sent in one piece with its header: two of them fit into the sockets' buffers as they are.
+
+(Setting the buffers' sizes would stop the kernel from growing them, and cost half of the rate of large messages.)
+"""
 _HEADER = struct.Struct(">BBxxIQ")  # operation, dtype, sequence number, bytes
 _OPERATIONS = {"sum": 1, "max": 2, "min": 3, "allgather": 4, "broadcast": 5, "barrier": 6, "gather": 7}
 _NAMES = {code: name for name, code in _OPERATIONS.items()}
@@ -70,6 +72,9 @@ class TcpCollective:
     ) -> None:
         self._rank, self._size, self._step_s = rank, len(addresses), step_s
         self._peers: dict[int, socket.socket] = {}
+        self._limits: dict[int, float] = {}
+        # Two ranks are never more than one message ahead of each other, more may be two.
+        self._direct_bytes = DIRECT_BYTES * (2 if self._size == 2 else 1)
         self._sequence = 0
         self._aborted = ""
         self._began = time.monotonic()
@@ -108,9 +113,9 @@ class TcpCollective:
         self._start(op)
         if self._size == 1:
             return own.copy() if own is array else own
-        if own.nbytes <= DIRECT_BYTES or self._size == 2:
-            return self._reduce_direct(own, op)
-        return self._reduce_pieces(own, op)
+        if own.nbytes <= self._direct_bytes:
+            return self._reduce_small(own, op)
+        return self._reduce_pair(own, op) if self._size == 2 else self._reduce_pieces(own, op)
 
     def allgather(self, payload: bytes) -> list[bytes]:
         """See `Collective.allgather`."""
@@ -170,11 +175,22 @@ class TcpCollective:
 
     # --- reductions ---------------------------------------------------------------------------------------------------
 
-    def _reduce_direct(self, own: Array, op: Op) -> Array:
-        """Give everything to everyone: one hop. At two ranks it moves no more bytes than pieces would."""
-        parts = {rank: own if rank == self._rank else np.empty_like(own) for rank in range(self._size)}
-        self._trade(op, own, dict.fromkeys(self._peers, own), {peer: parts[peer] for peer in self._peers})
-        return _combined([parts[rank] for rank in range(self._size)], op)
+    def _reduce_small(self, own: Array, op: Op) -> Array:
+        """Give everything to everyone, each message in one piece."""
+        message = self._header(op, own.nbytes, own.dtype.num) + own.tobytes()
+        for peer in self._peers:
+            self._send(peer, [message])
+        parts = {self._rank: own}
+        for peer in self._peers:
+            parts[peer] = self._receive_message(peer, op, own)
+        return self._combined(parts, op)
+
+    def _reduce_pair(self, own: Array, op: Op) -> Array:
+        """Swap large arrays between two ranks: one hop, and no more bytes than pieces would move."""
+        [peer] = self._peers
+        parts = {self._rank: own, peer: np.empty_like(own)}
+        self._trade(op, own, {peer: own}, {peer: parts[peer]})
+        return self._combined(parts, op)
 
     def _reduce_pieces(self, own: Array, op: Op) -> Array:
         """Add up one piece of everyone's, and collect the sums of the other pieces: two hops."""
@@ -187,7 +203,7 @@ class TcpCollective:
             op, own, {peer: flat[pieces[peer]] for peer in self._peers}, {peer: parts[peer] for peer in self._peers}
         )
         result = np.empty_like(flat)
-        result[pieces[self._rank]] = _combined([parts[rank] for rank in range(self._size)], op)
+        result[pieces[self._rank]] = self._combined(parts, op)
         self._exchange(
             dict.fromkeys(self._peers, _bytes(result[pieces[self._rank]])),
             {peer: _bytes(result[pieces[peer]]) for peer in self._peers},
@@ -200,10 +216,15 @@ class TcpCollective:
         unsent = {peer: self._send_some(peer, header, _bytes(array)) for peer, array in outgoing.items()}
         for peer in incoming:
             self._receive_header(peer, op, own.nbytes, own.dtype.num)
-            if own.nbytes <= DIRECT_BYTES:
-                self._receive(peer, _bytes(incoming[peer]))
-        if own.nbytes > DIRECT_BYTES:
-            self._exchange(unsent, {peer: _bytes(array) for peer, array in incoming.items()})
+        self._exchange(unsent, {peer: _bytes(array) for peer, array in incoming.items()})
+
+    def _combined(self, parts: dict[int, Array], op: Op) -> Array:
+        """Combine in rank order, in the space of a part that was received."""
+        result = parts[1 if self._rank == 0 else 0]
+        _COMBINE[op](parts[0], parts[1], out=result)
+        for rank in range(2, self._size):
+            _COMBINE[op](result, parts[rank], out=result)
+        return result
 
     # --- waits --------------------------------------------------------------------------------------------------------
 
@@ -220,9 +241,8 @@ class TcpCollective:
         return _HEADER.pack(_OPERATIONS[operation], kind, self._sequence, count)
 
     def _send(self, peer: int, parts: Sequence[bytes | memoryview]) -> None:
-        sock = self._peers[peer]
+        sock = self._armed(peer)
         try:
-            sock.settimeout(self._left_s())
             total = sum(len(part) for part in parts)
             sent = sock.sendmsg(parts)
             if sent < total:
@@ -232,24 +252,18 @@ class TcpCollective:
 
     def _send_some(self, peer: int, header: bytes, view: memoryview) -> memoryview:
         """Send the header and as much of `view` as fits into the socket's buffer; returns the rest."""
-        if len(view) <= DIRECT_BYTES:
-            self._send(peer, [header, view])
-            return view[len(view) :]
         self._send(peer, [header])
-        sock = self._peers[peer]
-        sock.setblocking(False)
         try:
-            return view[sock.send(view) :]
+            return view[self._peers[peer].send(view, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
             return view
         except OSError as error:
             raise self._failure(peer, "take", error) from error
 
     def _receive(self, peer: int, view: memoryview) -> None:
-        sock = self._peers[peer]
+        sock = self._armed(peer)
         try:
             while len(view):
-                sock.settimeout(self._left_s())
                 count = sock.recv_into(view)
                 if not count:
                     raise ConnectionError("closed")
@@ -257,16 +271,51 @@ class TcpCollective:
         except OSError as error:
             raise self._failure(peer, "send", error) from error
 
+    def _receive_message(self, peer: int, op: Op, own: Array) -> Array:
+        """Receive an array like `own` behind its header, in one call where they come together."""
+        buffer = bytearray(_HEADER.size + own.nbytes)
+        sock, view, got, checked = self._armed(peer), memoryview(buffer), 0, False
+        try:
+            while got < len(buffer):
+                count = sock.recv_into(view[got:] if got else view)
+                if not count:
+                    raise ConnectionError("closed")
+                got += count
+                if not checked and got >= _HEADER.size:
+                    self._check_header(peer, buffer, op, own.nbytes, own.dtype.num)
+                    checked = True
+        except OSError as error:
+            raise self._failure(peer, "send", error) from error
+        return np.frombuffer(buffer, own.dtype, offset=_HEADER.size).reshape(own.shape)
+
     def _receive_header(self, peer: int, operation: str, count: int | None, kind: int = 0) -> int:
         buffer = bytearray(_HEADER.size)
         self._receive(peer, memoryview(buffer))
-        code, found_kind, sequence, found = _HEADER.unpack(buffer)
+        return self._check_header(peer, buffer, operation, count, kind)
+
+    def _check_header(self, peer: int, buffer: bytearray, operation: str, count: int | None, kind: int) -> int:
+        code, found_kind, sequence, found = _HEADER.unpack_from(buffer)
         same = (code, found_kind, sequence) == (_OPERATIONS[operation], kind, self._sequence)
         if not same or (count is not None and found != count):
             ours = f"{operation} number {self._sequence}" + (f" of {count} bytes" if count is not None else "")
             theirs = f"{_NAMES.get(code, code)} number {sequence} of {found} bytes"
             raise PeerError("is at another operation", on=f"rank {peer}", expected=ours, found=theirs)
         return int(found)
+
+    def _armed(self, peer: int) -> socket.socket:
+        """Return a peer's socket, on which no call lasts longer than what is left of the operation's time.
+
+        The limit is the kernel's own (SO_RCVTIMEO), so that a call is one system call; it is set anew only when a
+        good part of the operation's time is gone.
+        """
+        sock = self._peers[peer]
+        left = self._left_s()
+        if left < 0.95 * self._limits[peer] or left > 1.05 * self._limits[peer]:
+            self._limits[peer] = left
+            limit = struct.pack("@ll", int(left), int(left % 1 * 1e6))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        return sock
 
     def _exchange(self, outgoing: dict[int, memoryview], incoming: dict[int, memoryview]) -> None:
         """Send and receive at the same time, whatever the sizes."""
@@ -275,7 +324,6 @@ class TcpCollective:
         numbers = {self._peers[peer].fileno(): peer for peer in {*outgoing, *incoming}}
         poll = select.poll()
         for number, peer in numbers.items():
-            self._peers[peer].setblocking(False)
             poll.register(number, _interest(peer, outgoing, incoming))
         while outgoing or incoming:
             ready = poll.poll(self._left_s() * 1000)
@@ -295,14 +343,14 @@ class TcpCollective:
         sock = self._peers[peer]
         try:
             if peer in incoming:
-                _advance(incoming, peer, sock.recv_into(incoming[peer]), closed=True)
+                _advance(incoming, peer, sock.recv_into(incoming[peer], 0, socket.MSG_DONTWAIT), closed=True)
         except BlockingIOError:
             pass  # it was ready to be written only
         except OSError as error:
             raise self._failure(peer, "send", error) from error
         try:
             if peer in outgoing:
-                _advance(outgoing, peer, sock.send(outgoing[peer]))
+                _advance(outgoing, peer, sock.send(outgoing[peer], socket.MSG_DONTWAIT))
         except BlockingIOError:
             pass  # it was ready to be read only
         except OSError as error:
@@ -312,7 +360,7 @@ class TcpCollective:
         if self._aborted:
             return PeerError(f"left the collective: {self._aborted}", on="the gang")
         operation = f"operation {self._sequence}"
-        if isinstance(error, TimeoutError):
+        if isinstance(error, TimeoutError | BlockingIOError):  # the kernel's word for a limit that has passed
             return PeerError(f"did not {verb} its part of {operation} within {self._step_s:g} s", on=f"rank {peer}")
         return PeerError(f"has left the collective at {operation} ({error})", on=f"rank {peer}")
 
@@ -359,8 +407,8 @@ class TcpCollective:
 
     def _adopt(self, peer: int, sock: socket.socket) -> None:
         wire.tune(sock)
-        for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, side, BUFFER_BYTES)
+        sock.settimeout(None)
+        self._limits[peer] = float("inf")
         self._peers[peer] = sock
         self._peers = dict(sorted(self._peers.items()))
 
@@ -368,13 +416,6 @@ class TcpCollective:
 def listen(host: str) -> socket.socket:
     """Open a listening socket at a free port of `host`."""
     return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128)
-
-
-def _combined(parts: Sequence[Array], op: Op) -> Array:
-    result: Array = _COMBINE[op](parts[0], parts[1])
-    for part in parts[2:]:
-        _COMBINE[op](result, part, out=result)
-    return result
 
 
 def _bytes(array: Array) -> memoryview:
