@@ -130,8 +130,7 @@ class ColumnChecks:
     def _update_others(self, values: pa.Array) -> None:
         """Text, times, booleans, decimals."""
         if self._ordered:
-            bounds = pc.min_max(values)
-            self._bound(_value(bounds["min"]), _value(bounds["max"]))
+            self._bound(*map(_value, _min_max(values)))
         if pa.types.is_boolean(self.type) or pa.types.is_decimal(self.type):
             numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
             self.moments = join_moments(self.moments, moments_of(numbers.copy()))
@@ -152,8 +151,7 @@ class ColumnChecks:
         used = np.flatnonzero(counts)
         distinct = values.dictionary.take(pa.array(used))
         if not pa.types.is_binary(distinct.type):
-            bounds = pc.min_max(distinct)
-            self._bound(_value(bounds["min"]), _value(bounds["max"]))
+            self._bound(*map(_value, _min_max(distinct)))
         self.sketch.update(hash_values(distinct))
         if self.few is not None:
             self._add(_counted(distinct, counts[used].tolist()))
@@ -233,6 +231,13 @@ def sampled_words(numbers: np.ndarray, one_in: int) -> np.ndarray:
 
 def _counted(values: pa.Array, counts: list[int]) -> dict[Any, int] | None:
     return None if len(values) > FEW else dict(zip(map(_value, values), counts, strict=True))
+
+
+def _min_max(values: pa.Array) -> tuple[pa.Scalar, pa.Scalar]:
+    """The least and the greatest value; Arrow has no kernel for durations."""
+    duration = pa.types.is_duration(values.type)
+    found = pc.min_max(values.cast(pa.int64()) if duration else values)
+    return tuple(pa.scalar(found[name].as_py(), values.type) if duration else found[name] for name in ("min", "max"))
 
 
 def _value(scalar: pa.Scalar) -> Any:

@@ -302,13 +302,7 @@ WIDTHS = [
 ]  # fmt: skip
 
 
-NOT_CHECKED = pytest.mark.xfail(reason="data.checks has no range for durations yet", strict=False)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[NOT_CHECKED] * pa.types.is_duration(kind), id=str(kind)) for kind in WIDTHS],
-)
+@pytest.mark.parametrize("kind", WIDTHS, ids=str)
 def test_numbers_of_every_type(fit: Fit, kind: pa.DataType) -> None:
     values = [1, 2, None, 4, 100, 7]
     numbers = pa.array([v if v is None else v * 1000 for v in values], pa.int64()).cast(pa.duration("ms"))
