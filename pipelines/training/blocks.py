@@ -9,13 +9,12 @@ number of ranks, with threads, or with where the block is kept.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from scipy.sparse import csr_matrix, vstack
+from scipy.sparse import csr_matrix
 
 from pipelines.errors import StorageError
 from pipelines.training.gang.context import Array
@@ -84,7 +83,7 @@ class Buffer:
     def take(self, size: int) -> Array:
         """Return `size` aligned bytes (uint8)."""
         if len(self._space) < size:
-            self._space = _aligned(size)
+            self._space = aligned(size)
         return self._space[:size]
 
 
@@ -116,7 +115,9 @@ class Resident:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
+    """Where an array lies in a space of bytes."""
+
     offset: int
     dtype: str
     shape: tuple[int, ...]
@@ -129,7 +130,7 @@ class OnDisk:
     descriptor: int
     offset: int
     size: int
-    pieces: tuple[_Piece, ...]
+    pieces: tuple[Piece, ...]
     rows: int
     features: int
 
@@ -142,7 +143,7 @@ class OnDisk:
             if count == 0:
                 raise StorageError("the file of spilled rows has lost its end", on="the worker's scratch folder")
             done += count
-        return _assemble([_view(space, piece) for piece in self.pieces], self.rows, self.features)
+        return _assemble([view(space, piece) for piece in self.pieces], self.rows, self.features)
 
 
 class BlockStore:
@@ -178,7 +179,7 @@ class BlockStore:
             return None
         self.memory_bytes += size
         if len(self._slab) < size:  # large allocations get large pages, and few of them
-            self._slab = _aligned(max(_SLAB_BYTES, size))
+            self._slab = aligned(max(_SLAB_BYTES, size))
         space, self._slab = self._slab[:size], self._slab[size:]
         return space
 
@@ -190,7 +191,7 @@ class BlockStore:
             return self._spill(arrays, block)
         start, copies = 0, []
         for array in arrays:
-            copies.append(_view(space, _Piece(start, array.dtype.str, array.shape)))
+            copies.append(view(space, Piece(start, array.dtype.str, array.shape)))
             copies[-1][...] = array
             start += align(array.nbytes)
         return Resident(_assemble(copies, block.rows, _features(block)))
@@ -200,122 +201,12 @@ class BlockStore:
             self._descriptor = _nameless_file(self._folder)
         begin, pieces = self.disk_bytes, []
         for array in arrays:
-            pieces.append(_Piece(self.disk_bytes - begin, array.dtype.str, array.shape))
+            pieces.append(Piece(self.disk_bytes - begin, array.dtype.str, array.shape))
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             _write(self._descriptor, data, self.disk_bytes, self._folder)
             self.disk_bytes += align(array.nbytes)
         size = pieces[-1].offset + arrays[-1].nbytes
         return OnDisk(self._descriptor, begin, size, tuple(pieces), block.rows, _features(block))
-
-
-class DenseFiller:
-    """Collects a lane's rows into dense blocks, in place where there is room in memory.
-
-    Use ``space(n)`` for where the next rows' values go (at most `room`), then ``added(y, weight)``.
-    """
-
-    def __init__(self, store: BlockStore, features: int, weighted: bool) -> None:
-        self._store, self._features, self._weighted = store, features, weighted
-        self._rows = block_rows(features)
-        self._staging: DenseBlock | None = None
-        self._filled = 0
-        self._in_place = False
-        self._open = self._begin()
-        self.blocks: list[Stored] = []
-
-    @property
-    def room(self) -> int:
-        """Rows that the open block still takes; never 0."""
-        return self._rows - self._filled
-
-    def space(self, rows: int) -> Array:
-        """Where the next `rows` rows go: float32, shape (rows, features), columns contiguous."""
-        return self._open.X[:, self._filled : self._filled + rows].T
-
-    def added(self, y: Array, weight: Array | None) -> None:
-        """Note that the space for ``len(y)`` rows was filled."""
-        stop = self._filled + len(y)
-        self._open.y[self._filled : stop] = y
-        if self._open.weight is not None:
-            self._open.weight[self._filled : stop] = 1.0 if weight is None else weight
-        self._filled = stop
-        if not self.room:
-            self._full()
-
-    def finish(self) -> None:
-        """Keep the last block, cut to its rows. Nothing may be added afterwards."""
-        n = self._filled
-        if n:
-            weight = None if self._open.weight is None else self._open.weight[:n]
-            last = DenseBlock(self._open.X[:, :n], self._open.y[:n], weight)
-            if self._in_place:
-                # The copy takes the place of what was reserved; only the last slab's tail stays unused.
-                self._store.memory_bytes -= self._size
-            self.blocks.append(self._store.keep(last))
-
-    @property
-    def _size(self) -> int:
-        return align(self._features * self._rows * 4) + (1 + self._weighted) * align(self._rows * 4)
-
-    def _begin(self) -> DenseBlock:
-        space = self._store.reserve(self._size)
-        self._in_place = space is not None
-        if space is None:
-            if self._staging is None:
-                self._staging = self._cut(_aligned(self._size))
-            return self._staging
-        return self._cut(space)
-
-    def _cut(self, space: Array) -> DenseBlock:
-        n, width = self._rows, self._features
-        start = align(width * n * 4)
-        vectors = [_view(space, _Piece(start + at * align(n * 4), "<f4", (n,))) for at in range(1 + self._weighted)]
-        X = _view(space, _Piece(0, "<f4", (width, n)))
-        return DenseBlock(X, vectors[0], vectors[1] if self._weighted else None)
-
-    def _full(self) -> None:
-        self.blocks.append(Resident(self._open) if self._in_place else self._store.keep(self._open))
-        self._filled = 0
-        self._open = self._begin()
-
-
-class SparseFiller:
-    """Collects a lane's rows in CSR form into blocks of about `BLOCK_VALUES` stored values."""
-
-    def __init__(self, store: BlockStore) -> None:
-        self._store = store
-        self._held: list[tuple[Any, Array, Array | None]] = []
-        self._values = 0
-        self.blocks: list[Stored] = []
-
-    def add(self, X: Any, y: Array, weight: Array | None) -> None:
-        """Take in a batch's rows."""
-        self._held.append((X, y, weight))
-        self._values += X.nnz
-        if self._values >= BLOCK_VALUES:
-            self.finish()
-
-    def finish(self) -> None:
-        """Keep what was taken in."""
-        if not self._held:
-            return
-        X = vstack([each[0] for each in self._held], format="csr") if len(self._held) > 1 else self._held[0][0]
-        y = np.concatenate([each[1] for each in self._held])
-        weights = [each[2] for each in self._held if each[2] is not None]
-        for block in sparse_blocks(X, y, np.concatenate(weights) if weights else None):
-            self.blocks.append(self._store.keep(block))
-        self._held, self._values = [], 0
-
-
-def sparse_blocks(X: Any, y: Array, weight: Array | None) -> Iterator[SparseBlock]:
-    """Cut rows in CSR form into blocks of about `BLOCK_VALUES` stored values."""
-    start = 0
-    while start < len(y):
-        stop = int(np.searchsorted(X.indptr, X.indptr[start] + BLOCK_VALUES, side="right")) - 1
-        stop = min(max(stop, start + 1), len(y))
-        cut = weight[start:stop] if weight is not None else None
-        yield SparseBlock(X[start:stop], y[start:stop], cut)
-        start = stop
 
 
 def _arrays(block: Block) -> list[Array]:
@@ -339,13 +230,15 @@ def _features(block: Block) -> int:
     return int(block.X.shape[1]) if isinstance(block, SparseBlock) else int(block.X.shape[0])
 
 
-def _aligned(size: int) -> Array:
+def aligned(size: int) -> Array:
+    """Allocate aligned space (uint8), not initialised."""
     space = np.empty(size + ALIGN, np.uint8)
     start = -space.ctypes.data % ALIGN
     return space[start : start + size]
 
 
-def _view(space: Array, piece: _Piece) -> Array:
+def view(space: Array, piece: Piece) -> Array:
+    """See a piece of a space as the array that it is."""
     dtype = np.dtype(piece.dtype)
     size = int(np.prod(piece.shape, dtype=np.int64)) * dtype.itemsize
     return space[piece.offset : piece.offset + size].view(dtype).reshape(piece.shape)

@@ -12,17 +12,9 @@ import psutil
 import pyarrow as pa
 
 from pipelines.errors import DataError, TrainingError
-from pipelines.training.blocks import (
-    Block,
-    BlockStore,
-    Buffer,
-    DenseFiller,
-    SparseBlock,
-    SparseFiller,
-    Stored,
-    block_rows,
-)
+from pipelines.training.blocks import Block, BlockStore, Buffer, SparseBlock, Stored, block_rows
 from pipelines.training.data import MAX_BYTES_IN_FLIGHT, TrainingData, read_labelled
+from pipelines.training.filling import DenseFiller, SparseFiller
 from pipelines.training.gang.context import Array
 from pipelines.training.gang.process import give_back_memory
 

@@ -227,7 +227,7 @@ def measure_passes(context: Any) -> bytes:
 
 
 def _random_lanes(store: Any, numbers: range, rows: int, features: int) -> dict[int, list[Any]]:
-    from pipelines.training.blocks import DenseFiller
+    from pipelines.training.filling import DenseFiller
 
     rng = np.random.default_rng(numbers[0])
     lanes = {}

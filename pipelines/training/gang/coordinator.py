@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.training.gang import membership, wire
-from pipelines.training.gang.membership import Cause, Event, Introduce, Kill, Order, Tell
+from pipelines.training.gang import events, wire
+from pipelines.training.gang.events import Cause, Event, Introduce, Kill, Order, Tell
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Coordinator:
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Wait for something to happen, at most `timeout_s`, and return it as events."""
-        events: list[Event] = []
+        found: list[Event] = []
         for key, mask in self._selector.select(timeout_s):
             if key.data is None:
                 self._accept()
@@ -80,8 +80,8 @@ class Coordinator:
             if mask & selectors.EVENT_WRITE:
                 self._flush(peer)
             if mask & selectors.EVENT_READ:
-                events += self._read(peer)
-        return events
+                found += self._read(peer)
+        return found
 
     def obey(self, orders: Sequence[Order]) -> None:
         """Send what `membership` has ordered. A peer that is gone is told nothing; its end is an event of its own."""
@@ -161,18 +161,18 @@ class Coordinator:
         rank, kind = peer.rank, header["kind"]
         match kind:
             case "beat":
-                return [membership.Beat(rank, header["state"], header["cpu_s"], header["rss_bytes"])]
+                return [events.Beat(rank, header["state"], header["cpu_s"], header["rss_bytes"])]
             case "report":
-                return [membership.Spoke(rank, header["message"])]
+                return [events.Spoke(rank, header["message"])]
             case "returned":
-                return [membership.Returned(rank, payload)]
+                return [events.Returned(rank, payload)]
             case "complained":
                 details, leaving = header.get("details", {}), header.get("leaving", False)
-                return [membership.Complained(rank, Cause(header["cause"]), header["text"], details, leaving)]
+                return [events.Complained(rank, Cause(header["cause"]), header["text"], details, leaving)]
             case "gone":
                 peer.last_words = True
                 details = {"log": header["log"], "peak_rss_bytes": header["peak_rss_bytes"]}
-                return [membership.Gone(rank, Cause(header["cause"]), header["text"], details)]
+                return [events.Gone(rank, Cause(header["cause"]), header["text"], details)]
         raise wire.Malformed(f"an unknown word {kind!r}")
 
     def _welcome(self, peer: _Peer, hello: dict[str, Any]) -> list[Event]:
@@ -183,14 +183,14 @@ class Coordinator:
         self._peers[role, rank] = peer
         self._met.add((role, rank))
         if role == "watcher":
-            return [membership.Watched(rank, str(hello["worker"]))]
+            return [events.Watched(rank, str(hello["worker"]))]
         host, port = hello["address"]
-        return [membership.Arrived(rank, (str(host), int(port)))]
+        return [events.Arrived(rank, (str(host), int(port)))]
 
     def _lost(self, peer: _Peer) -> list[Event]:
         self._selector.unregister(peer.sock)
         wire.close(peer.sock)
         self._peers.pop((peer.role, peer.rank), None)
         if peer.role == "watcher" and not peer.last_words:
-            return [membership.Gone(peer.rank, Cause.KILLED, "its worker was lost: the watcher's connection broke")]
+            return [events.Gone(peer.rank, Cause.KILLED, "its worker was lost: the watcher's connection broke")]
         return []

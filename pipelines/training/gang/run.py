@@ -14,8 +14,9 @@ from pipelines import errors
 from pipelines.errors import DeadlineError, GangError, InterruptedRunError, MutiraoError, UserCodeError
 from pipelines.training.gang.context import Deadlines
 from pipelines.training.gang.coordinator import Coordinator
+from pipelines.training.gang.events import Cause, Complained, Spoke, StopAsked
 from pipelines.training.gang.launch import DaskLauncher, Launcher, LocalLauncher
-from pipelines.training.gang.membership import Cause, Complained, Membership, Phase, Spoke, StopAsked, Trouble
+from pipelines.training.gang.membership import Membership, Phase, Trouble
 from pipelines.training.gang.queue import turn
 from pipelines.training.gang.watcher import Launch
 

@@ -19,12 +19,11 @@ from pipelines.training.blocks import (
     BlockStore,
     Buffer,
     DenseBlock,
-    DenseFiller,
     SparseBlock,
-    SparseFiller,
     Stored,
     block_rows,
 )
+from pipelines.training.filling import DenseFiller, SparseFiller
 from pipelines.training.loading import plan_room
 
 

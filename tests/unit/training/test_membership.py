@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.training.gang.context import Deadlines
-from pipelines.training.gang.membership import (
-    KILL_S,
-    LEAVE_S,
+from pipelines.training.gang.events import (
     Arrived,
     Beat,
     Cause,
@@ -19,15 +17,14 @@ from pipelines.training.gang.membership import (
     Gone,
     Introduce,
     Kill,
-    Membership,
     Order,
-    Phase,
     Returned,
     Spoke,
     StopAsked,
     Tell,
     Watched,
 )
+from pipelines.training.gang.membership import KILL_S, LEAVE_S, Membership, Phase
 
 DEADLINES = Deadlines(start_s=30, silence_s=6, idle_s=100, grace_s=20)
 
