@@ -252,3 +252,42 @@ def test_states_survive_the_trip_without_pickle() -> None:
     assert back.pop("s").shape == (2, 3)
     assert back == {"steps": 4, "history": [1.0, np.inf], "fine": True}
     assert json.loads(json.dumps(back["steps"])) == 4
+
+
+class Sampled(Quadratic):
+    """A quadratic whose sample is another one: near it, or misleading."""
+
+    sample_stride = 8
+
+    def __init__(self, error: float, l1: float = 0.0) -> None:
+        super().__init__(condition=100, l1=l1)
+        self.sample = Quadratic(condition=100, seed=1)
+        self.sample.A = (1 - error) * self.A + error * self.sample.A
+        self.sample.c = (1 - error) * self.c + error * self.sample.c
+        self.whole_hessians = 0
+
+    def gradient(self, weights: np.ndarray, *, fine: bool = True, stride: int = 1) -> tuple[float, np.ndarray]:
+        return super().gradient(weights, fine=fine) if stride == 1 else self.sample.gradient(weights, fine=fine)
+
+    def hessian(self, weights: np.ndarray, *, fine: bool = True, stride: int = 1) -> np.ndarray:
+        self.whole_hessians += stride == 1
+        return self.A if stride == 1 else self.sample.A
+
+
+@pytest.mark.parametrize("l1", [0.0, 0.3])
+def test_a_good_sample_spares_the_hessian_of_the_whole(l1: float) -> None:
+    oracle = Sampled(0.01, l1)
+    outcome = newton(oracle, zeros(12), ignore, tol=1e-9, max_iter=100)
+    assert outcome.converged
+    assert oracle.whole_hessians == 0
+    exact = newton(Quadratic(condition=100, l1=l1), zeros(12), ignore, tol=1e-9, max_iter=100)
+    np.testing.assert_allclose(outcome.weights, exact.weights, atol=1e-7)
+
+
+@pytest.mark.parametrize("error", [0.5, 1.0])
+def test_a_misleading_sample_costs_steps_but_not_the_optimum(error: float) -> None:
+    oracle = Sampled(error)
+    outcome = newton(oracle, zeros(12), ignore, tol=1e-9, max_iter=100)
+    assert outcome.converged
+    assert oracle.whole_hessians >= 1
+    np.testing.assert_allclose(outcome.weights, oracle.c, atol=1e-7)
