@@ -19,7 +19,9 @@ from pipelines.storage import Location, open_filesystem, open_store
 from pipelines.storage.faults import as_storage_error
 
 BUFFER_BYTES = 64 << 10
-"""What is read of a column chunk at a time, where it is not fetched as a whole."""
+"""What is read of a column chunk at a time, where it is not read as a whole."""
+
+REMOTE_BUFFER_BYTES = 1 << 20
 
 _PLAN_AGAIN = "Plan again."
 _FOOTERS_BYTES = 32 << 20
@@ -32,14 +34,8 @@ class Files:
     def __init__(self, root: str) -> None:
         self._location = open_filesystem(root)
 
-    def open(self, file: FileRef, *, dictionaries: Sequence[str] = ()) -> OpenFile:
-        """Open a file and check that it is the one that was planned.
-
-        Parameters
-        ----------
-        file : FileRef
-        dictionaries : sequence of str
-            Text columns to read as dictionaries.
+    def open(self, file: FileRef) -> OpenFile:
+        """Open a file, check that it is the one that was planned, and read its footer.
 
         Raises
         ------
@@ -50,7 +46,7 @@ class Files:
         StorageError
             The store can't be read.
         """
-        return OpenFile(self._location, file, dictionaries)
+        return OpenFile(self._location, file)
 
 
 class OpenFile:
@@ -59,7 +55,7 @@ class OpenFile:
     Where the store has ETags every single read is conditional on it; elsewhere size and modification time are compared.
     """
 
-    def __init__(self, location: Location, file: FileRef, dictionaries: Sequence[str]) -> None:
+    def __init__(self, location: Location, file: FileRef) -> None:
         self._location, self._file = location, file
         self._path = f"{location.path}/{file.path}"
         self.url = f"{location.url}/{file.path}"
@@ -72,7 +68,7 @@ class OpenFile:
                 self._handle = pa.PythonFile(self._object, mode="r")
             try:
                 self.check()
-                self.reader = self._open_parquet(dictionaries)
+                self.footer, self._leaves = self._read_footer()
             except BaseException:
                 self._handle.close()
                 raise
@@ -96,11 +92,29 @@ class OpenFile:
         """Of those `columns` that the file has, the numbers of their column chunks (several where nested)."""
         return {name: self._leaves[name] for name in columns if name in self._leaves}
 
+    def reader(self, dictionaries: Sequence[str], *, whole: bool) -> pq.ParquetFile:
+        """Make a decoder.
+
+        Parameters
+        ----------
+        dictionaries : sequence of str
+            Text columns to read as dictionaries.
+        whole : bool
+            Read column chunks as a whole, rather than buffer by buffer.
+        """
+        return pq.ParquetFile(
+            self._handle,
+            metadata=self.footer,
+            read_dictionary=[name for name in dictionaries if self._is_bytes(name)] or None,
+            buffer_size=0 if whole else REMOTE_BUFFER_BYTES if self.is_remote else BUFFER_BYTES,
+            pre_buffer=False,
+        )
+
     def fetch(self, row_group: int, leaves: Mapping[str, Sequence[int]]) -> None:
         """Get the column chunks of a row group at once, where the file is remote; they are held until it is closed."""
         if self._object is None:
             return
-        group = self.reader.metadata.row_group(row_group)
+        group = self.footer.row_group(row_group)
         chunks = [group.column(number) for numbers in leaves.values() for number in numbers]
         with self.explained("read", row_group):
             self._object.fetch(_span(chunk) for chunk in chunks)
@@ -162,25 +176,18 @@ class OpenFile:
         what = "the file can't be read as Parquet" if row_group is None else f"row group {row_group} can't be decoded"
         return DataError(what, on=self.url, found=text, remedy="The file is damaged: write it again, or leave it out.")
 
-    def _open_parquet(self, dictionaries: Sequence[str]) -> pq.ParquetFile:
+    def _read_footer(self) -> _Footer:
         key = (self.url, self._file.size, self._file.etag)
         known = _footers.get(key)
         if known is None:
             footer = pq.read_metadata(self._handle)
             known = footer, _leaves(footer.schema)
             _footers.put(key, known)
-        footer, self._leaves = known
-        encoded = [name for name in dictionaries if self._is_bytes(footer, name)]
-        return pq.ParquetFile(
-            self._handle,
-            metadata=footer,
-            read_dictionary=encoded or None,
-            buffer_size=BUFFER_BYTES,
-            pre_buffer=False,
-        )
+        return known
 
-    def _is_bytes(self, footer: pq.FileMetaData, column: str) -> bool:
-        return any(footer.schema.column(leaf).physical_type == "BYTE_ARRAY" for leaf in self._leaves.get(column, ()))
+    def _is_bytes(self, column: str) -> bool:
+        kinds = (self.footer.schema.column(leaf).physical_type for leaf in self._leaves.get(column, ()))
+        return "BYTE_ARRAY" in kinds
 
 
 def _span(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:

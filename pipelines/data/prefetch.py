@@ -1,8 +1,8 @@
 """How do threads read ahead, in order, without ever holding more bytes than allowed?
 
 Units are numbered. Threads take them in order, each producing its unit's items; the caller gets all items in the order
-of the units. The *head* is the unit that the caller reads from; it alone may use all of the allowance, so that the
-others, which wait for it, can't starve it.
+of the units. The *head* is the unit that the caller reads from. The others together leave it a reserve, so that it can
+always go on, and they, which wait for it, too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class _Stopped(Exception):
 @dataclass
 class _Unit(Generic[T]):
     items: deque[tuple[int, T]] = field(default_factory=deque)
+    used: int = 0
     done: bool = False
     error: BaseException | None = None
 
@@ -39,7 +40,7 @@ class Allowance:
 
     def give(self, amount: int) -> None:
         """Return `amount` bytes; a negative amount charges for what turned out larger, without waiting."""
-        self._pool.give(amount)
+        self._pool.give(self._unit, amount)
 
 
 Produce = Callable[[int, Allowance], Iterator[tuple[int, T]]]
@@ -59,7 +60,7 @@ def prefetch(units: int, produce: Produce[T], *, threads: int, cap: int, reserve
     cap : int
         Most bytes held by all units together. Passed only where the head can't go on otherwise.
     reserve : int
-        The part of it that only the head may use: what one unit needs at once.
+        The part of it that the units after the head leave to it: what one unit needs at once.
     """
     pool: _Pool[T] = _Pool(units, produce, cap, reserve)
     if threads == 0:
@@ -100,7 +101,7 @@ class _Pool(Generic[T]):
                 cost, value = item
                 yield value
                 del value, item
-                self.give(cost)
+                self.give(head, cost)
 
     def inline(self) -> Iterator[T]:
         for head in range(self._units):
@@ -108,7 +109,7 @@ class _Pool(Generic[T]):
             self._active = {head: _Unit()}
             for cost, value in self._produce(head, Allowance(self, head)):
                 yield value
-                self.give(cost)
+                self.give(head, cost)
 
     def stop(self) -> None:
         with self._changed:
@@ -161,16 +162,20 @@ class _Pool(Generic[T]):
                     raise _Stopped
                 self._changed.wait()
             self._used += amount
+            self._active[unit].used += amount
 
-    def give(self, amount: int) -> None:
+    def give(self, unit: int, amount: int) -> None:
         with self._changed:
             self._used -= amount
+            self._active[unit].used -= amount
             self._changed.notify_all()
 
     def _may_take(self, unit: int, amount: int) -> bool:
-        if unit != self._head:
-            return self._used + amount <= self._shared
-        return self._used + amount <= self._cap or not self._active[unit].items
+        if unit == self._head:
+            return self._used + amount <= self._cap or not self._active[unit].items
+        head = self._active.get(self._head)
+        ahead = self._used - (head.used if head is not None else 0)
+        return ahead + amount <= self._shared and self._used + amount <= self._cap
 
     def _claim(self) -> int | None:
         with self._changed:

@@ -35,6 +35,7 @@ class Projection:
         self._types = {name: source.stored_schema.field(name).type for name in self.inputs}
         self._partition = frozenset(name for name in self.inputs if name in source.partition_columns)
         self._derived = _needed(source, wanted)
+        self.splits = split is not None
         self._plain = split is None and self._filter is None
         self.stored = tuple(name for name in self.inputs if name not in source.partition_columns)
         self.stored_schema = pa.schema([pa.field(name, self._types[name]) for name in self.stored])
@@ -56,8 +57,8 @@ class Projection:
         )
 
     def apply(
-        self, batch: pa.RecordBatch | None, file: FileRef, rows: RowIds
-    ) -> tuple[pa.RecordBatch, RowIds, np.ndarray | None]:
+        self, batch: pa.RecordBatch | None, file: FileRef, count: int, rows: RowIds | None
+    ) -> tuple[pa.RecordBatch, RowIds | None, np.ndarray | None]:
         """Apply it to rows of a file.
 
         Parameters
@@ -65,35 +66,38 @@ class Projection:
         batch : RecordBatch or None
             The stored columns that the file has; None where none are needed.
         file : FileRef
-        rows : RowIds
+        count : int
+            Rows of the batch.
+        rows : RowIds or None
+            Their identities; needed with a split.
 
         Returns
         -------
         batch : RecordBatch
             The columns asked for, of the rows that filter and part leave.
-        rows : RowIds
+        rows : RowIds or None
         parts : ndarray of int8 or None
         """
         if self._plain and batch is not None and batch.schema.equals(self.schema):
             return batch.replace_schema_metadata(), rows, None
-        held = self._unified(batch, file, len(rows.rows))
+        held = self._unified(batch, file, count)
         for name, expression in self._derived.items():
-            held[name] = expression.evaluate(held, len(rows.rows))
-        keep = self._keep(held, len(rows.rows))
+            held[name] = expression.evaluate(held, count)
+        keep = self._keep(held, count)
         parts = None
         if self._split is not None:
-            parts = self._split.assign(_batch(held, self._split.columns, len(rows.rows)), rows)
+            parts = self._split.assign(_batch(held, self._split.columns, count), rows)
             if self._part is not None:
                 mine = parts == PARTS.index(self._part)
                 keep, parts = mine if keep is None else keep & mine, None
         result = pa.RecordBatch.from_arrays([held[name] for name in self._columns], schema=self.schema)
         if not self._columns:
-            result = _without_columns(len(rows.rows) if keep is None else int(keep.sum()))
+            result = _without_columns(count if keep is None else int(keep.sum()))
         if keep is None or keep.all():
             return result, rows, parts
         if self._columns:
             result = result.filter(pa.array(keep))
-        left = RowIds(rows.path, rows.row_group, rows.rows[keep], rows.first_row)
+        left = None if rows is None else RowIds(rows.path, rows.row_group, rows.rows[keep], rows.first_row)
         return result, left, None if parts is None else parts[keep]
 
     def _unified(self, batch: pa.RecordBatch | None, file: FileRef, rows: int) -> dict[str, pa.Array]:

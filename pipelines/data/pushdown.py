@@ -23,15 +23,16 @@ def may_meet(source: Source, file: OpenFile, planned: FileRef, row_group: int) -
     if condition is None:
         return True
     ranges: dict[str, Possible] = {}
+    held_schema = file.footer.schema.to_arrow_schema()
     for name in input_columns(source, ()):
         type = source.stored_schema.field(name).type
         if name in source.partition_columns:
             ranges[name] = _partition_range(planned, name, type)
         else:
             leaves = file.leaves([name]).get(name, ())
-            held = file.reader.schema_arrow.field(name).type if leaves else None
-            found = row_group_statistics(file.reader.metadata, row_group, leaves[0] if leaves else None, held, type)
-            rows = pa.chunked_array([[file.reader.metadata.row_group(row_group).num_rows]])
+            held = held_schema.field(name).type if leaves else None
+            found = row_group_statistics(file.footer, row_group, leaves[0] if leaves else None, held, type)
+            rows = pa.chunked_array([[file.footer.row_group(row_group).num_rows]])
             ranges[name] = statistics_range(found, rows)
     for name, expression in source.derived.items():
         ranges[name] = possible(expression.operand, ranges, 1)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import groupby
+from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,15 +15,19 @@ from pipelines.data.prefetch import Allowance, prefetch
 from pipelines.data.projection import Projection
 from pipelines.data.pushdown import may_meet
 from pipelines.data.rows import Position, RowIds
-from pipelines.data.shards import Shard, Slice
+from pipelines.data.shards import Shard
 from pipelines.data.source import Source
 from pipelines.data.split import SplitPlan
 from pipelines.data.streams import Cost, RowGroupStream, cost, current_streams
+from pipelines.data.units import Piece, Unit, units_of
+
+T = TypeVar("T")
 
 BATCH_ROWS = 65_536
 MAX_BYTES_IN_FLIGHT = 64 << 20
 _BATCHES_AHEAD = 16
 _LEAST_COST = 4096
+_WHOLE = 8  # column chunks are read as a whole when they take no more than this part of the cap
 _RESIDENT = 2
 """Bytes that the process holds for each that Arrow does: freed pages go back late, from another thread too.
 
@@ -43,6 +47,8 @@ class Read:
         After this batch: reading again from there gives exactly the rows that were not yielded.
     shard : int
         Place in the sequence of shards.
+    offset : int
+        Rows that this reading has before the batch's first, filter and split aside.
     rows : RowIds, optional
         With ``row_ids=True``.
     parts : ndarray of int8, optional
@@ -52,6 +58,7 @@ class Read:
     batch: pa.RecordBatch
     position: Position
     shard: int
+    offset: int = 0
     rows: RowIds | None = None
     parts: np.ndarray | None = None
 
@@ -87,7 +94,7 @@ def read_batches(
         Where to go on: the `Read.position` of an earlier reading of the same shards.
     batch_rows : int
         Most rows of a batch. Batches lie within a slice and are cut at multiples of this within the row group; rows so
-        wide that four batches would not fit into the cap are cut finer.
+        wide that sixteen batches would not fit into the cap are cut finer.
     max_bytes_in_flight : int
         Cap on what is held ahead of the caller, its current batch included: decoded batches, pages, read buffers.
         Only a row group whose pages alone are larger passes it.
@@ -109,11 +116,49 @@ def read_batches(
     StorageError
         The store can't be read.
     """
+    yield from map_batches(
+        _unchanged,
+        source,
+        shards,
+        columns,
+        split=split,
+        part=part,
+        position=position,
+        batch_rows=batch_rows,
+        max_bytes_in_flight=max_bytes_in_flight,
+        threads=threads,
+        row_ids=row_ids,
+    )
+
+
+def map_batches(
+    function: Callable[[Read], T | None],
+    source: Source,
+    shards: Sequence[Shard],
+    columns: Sequence[str],
+    *,
+    split: SplitPlan | None = None,
+    part: str | None = None,
+    position: Position | None = None,
+    batch_rows: int = BATCH_ROWS,
+    max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
+    threads: int | None = None,
+    row_ids: bool = False,
+) -> Generator[T, None, None]:
+    """Run a function on every batch, in the thread that decoded it; stream its results in order.
+
+    What it gives is charged with the bytes of its batch; None is not yielded and holds nothing. It runs for several
+    batches at a time. For all else see `read_batches`.
+
+    Parameters
+    ----------
+    function : callable
+    """
     projection = Projection(source, columns, split, part)
-    units = _units(shards, position or Position())
+    units = units_of(shards, position or Position())
     if not units:
         return
-    reading = _Reading(source, projection, shards, units, batch_rows, max_bytes_in_flight, row_ids)
+    reading = _Reading(function, source, projection, shards, units, batch_rows, max_bytes_in_flight, row_ids)
     wanted = pa.cpu_count() if threads is None else threads
     need = reading.need(units[0])
     streams = max(min(wanted, 1), min(wanted, len(units), max_bytes_in_flight // max(need, 1)))
@@ -121,64 +166,32 @@ def read_batches(
     yield from prefetch(len(units), reading.produce, threads=streams, cap=max_bytes_in_flight, reserve=need)
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Rows from `start` on of a slice, and its place among the shards."""
-
-    at: int
-    piece: int
-    slice: Slice
-    start: int
+def _unchanged(read: Read) -> Read:
+    return read
 
 
-_Unit = list[_Piece]
-"""Neighbouring pieces of one row group."""
-
-
-def _units(shards: Sequence[Shard], position: Position) -> list[_Unit]:
-    pieces = []
-    for at in range(position.shard, len(shards)):
-        first = position.piece if at == position.shard else 0
-        for number, one in enumerate(shards[at].slices[first:], first):
-            row = position.row if (at, number) == (position.shard, position.piece) else 0
-            if max(one.start, row) < one.stop:
-                pieces.append(_Piece(at, number, one, max(one.start, row)))
-    units: list[_Unit] = []
-    for _, same in groupby(pieces, key=lambda piece: (piece.slice.file, piece.slice.row_group)):
-        for piece in same:
-            if units and _follows(units[-1][-1], piece):
-                units[-1].append(piece)
-            else:
-                units.append([piece])
-    return units
-
-
-def _follows(before: _Piece, piece: _Piece) -> bool:
-    one, other = before.slice, piece.slice
-    return (one.file, one.row_group) == (other.file, other.row_group) and one.stop <= piece.start
-
-
-class _Reading:
-    """One call of `read_batches`; `produce` runs in the reading threads."""
+class _Reading(Generic[T]):
+    """One call of `map_batches`; `produce` runs in the reading threads."""
 
     side_by_side = False
 
     def __init__(
         self,
+        function: Callable[[Read], T | None],
         source: Source,
         projection: Projection,
         shards: Sequence[Shard],
-        units: list[_Unit],
+        units: list[Unit],
         batch_rows: int,
         cap: int,
         row_ids: bool,
     ) -> None:
-        self._source, self._files = source, Files(source.root)
+        self._function, self._source, self._files = function, source, Files(source.root)
         self._projection, self._shards, self._units = projection, shards, units
         self._batch_rows, self._cap, self._row_ids = batch_rows, cap, row_ids
         self._shared = current_streams()
 
-    def need(self, unit: _Unit) -> int:
+    def need(self, unit: Unit) -> int:
         """Bytes that a unit holds at once at most: its stream and one batch."""
         if not self._projection.stored:
             return _LEAST_COST
@@ -186,7 +199,7 @@ class _Reading:
             found = self._cost(file, unit)
             return self._stream_held(found) + int(_RESIDENT * found.row_bytes * self._rows_at_once(found)) + _LEAST_COST
 
-    def produce(self, number: int, allowance: Allowance) -> Iterator[tuple[int, Read]]:
+    def produce(self, number: int, allowance: Allowance) -> Iterator[tuple[int, T]]:
         """Read one unit."""
         unit = self._units[number]
         if not self._projection.stored:
@@ -206,10 +219,7 @@ class _Reading:
             if stream is not None:
                 file.close()
             else:
-                leaves = file.leaves(self._projection.stored)
-                if found.fetch:
-                    file.fetch(unit[0].slice.row_group, leaves)
-                stream = RowGroupStream(file, unit[0].slice.row_group, list(leaves), rows, self.side_by_side)
+                stream = self._stream(file, unit, found, rows)
             stack.callback(stream.close)
             for piece in unit:
                 yield from self._decode(stream, piece, rows, found.row_bytes, allowance)
@@ -219,9 +229,20 @@ class _Reading:
                 self._shared.put(key, stream)
                 allowance.give(held)
 
+    def _stream(self, file: OpenFile, unit: Unit, found: Cost, rows: int) -> RowGroupStream:
+        return RowGroupStream(
+            file,
+            unit[0].slice.row_group,
+            list(file.leaves(self._projection.stored)),
+            dictionaries=self._projection.dictionaries,
+            whole=found.whole,
+            batch_rows=rows,
+            threads=self.side_by_side,
+        )
+
     def _decode(
-        self, stream: RowGroupStream, piece: _Piece, rows: int, row_bytes: float, allowance: Allowance
-    ) -> Iterator[tuple[int, Read]]:
+        self, stream: RowGroupStream, piece: Piece, rows: int, row_bytes: float, allowance: Allowance
+    ) -> Iterator[tuple[int, T]]:
         row, stop = piece.start, piece.slice.stop
         while row < stop:
             estimate = int(_RESIDENT * min(rows, stop - row) * row_bytes) + _LEAST_COST
@@ -230,13 +251,14 @@ class _Reading:
             read = self._finish(batch, piece, row, row + batch.num_rows)
             row += batch.num_rows
             actual = self._held(read.batch)
-            del batch
-            allowance.give(estimate - actual)
-            if read.batch.num_rows:
-                yield actual, read
-            del read
+            result = self._function(read) if read.batch.num_rows else None
+            del batch, read
+            allowance.give(estimate - actual if result is not None else estimate)
+            if result is not None:
+                yield actual, result
+            del result
 
-    def _without_file(self, unit: _Unit, allowance: Allowance) -> Iterator[tuple[int, Read]]:
+    def _without_file(self, unit: Unit, allowance: Allowance) -> Iterator[tuple[int, T]]:
         """Rows of which only partition values or identities are wanted."""
         for piece in unit:
             row, stop = piece.start, piece.slice.stop
@@ -244,10 +266,11 @@ class _Reading:
                 end = min(stop, (row // self._batch_rows + 1) * self._batch_rows)
                 read = self._finish(None, piece, row, end)
                 row = end
-                if read.batch.num_rows:
+                result = self._function(read) if read.batch.num_rows else None
+                if result is not None:
                     actual = self._held(read.batch)
                     allowance.take(actual)
-                    yield actual, read
+                    yield actual, result
 
     def _stream_held(self, found: Cost) -> int:
         """What a stream is charged with: pages, buffers, and the batch that it is collecting."""
@@ -261,29 +284,31 @@ class _Reading:
         size = batch.nbytes if width is None else int(width * batch.num_rows)
         return _RESIDENT * size + _LEAST_COST
 
-    def _finish(self, batch: pa.RecordBatch | None, piece: _Piece, row: int, stop: int) -> Read:
-        one = piece.slice
-        rows = RowIds(one.file.path, one.row_group, np.arange(row, stop), one.first_row)
-        result, left, parts = self._projection.apply(batch, one.file, rows)
-        return Read(result, self._after(piece, stop), piece.at, left if self._row_ids else None, parts)
+    def _finish(self, batch: pa.RecordBatch | None, piece: Piece, row: int, stop: int) -> Read:
+        one, rows = piece.slice, None
+        if self._row_ids or self._projection.splits:
+            rows = RowIds(one.file.path, one.row_group, np.arange(row, stop), one.first_row)
+        result, left, parts = self._projection.apply(batch, one.file, stop - row, rows)
+        offset = piece.offset + row - piece.start
+        return Read(result, self._after(piece, stop), piece.at, offset, left if self._row_ids else None, parts)
 
-    def _after(self, piece: _Piece, row: int) -> Position:
+    def _after(self, piece: Piece, row: int) -> Position:
         if row < piece.slice.stop:
             return Position(piece.at, piece.piece, row)
         last = piece.piece + 1 == len(self._shards[piece.at].slices)
         return Position(piece.at + 1, 0, 0) if last else Position(piece.at, piece.piece + 1, 0)
 
-    def _open(self, unit: _Unit) -> OpenFile:
-        return self._files.open(unit[0].slice.file, dictionaries=self._projection.dictionaries)
+    def _open(self, unit: Unit) -> OpenFile:
+        return self._files.open(unit[0].slice.file)
 
-    def _skips(self, file: OpenFile, unit: _Unit) -> bool:
+    def _skips(self, file: OpenFile, unit: Unit) -> bool:
         """Whether no row of the unit's row group can meet the filter."""
         with file.explained("read the statistics of"):
             return not may_meet(self._source, file, unit[0].slice.file, unit[0].slice.row_group)
 
-    def _cost(self, file: OpenFile, unit: _Unit) -> Cost:
+    def _cost(self, file: OpenFile, unit: Unit) -> Cost:
         with file.explained("read the footer of"):
-            return cost(file, unit[0].slice.row_group, self._projection.stored_schema, self._cap // 2)
+            return cost(file, unit[0].slice.row_group, self._projection.stored_schema, self._cap // _WHOLE)
 
     def _rows_at_once(self, found: Cost) -> int:
         return max(1, min(self._batch_rows, int(self._cap / (_BATCHES_AHEAD * max(found.row_bytes, 1.0)))))

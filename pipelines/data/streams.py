@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.data.opening import BUFFER_BYTES, OpenFile
+from pipelines.data.opening import BUFFER_BYTES, REMOTE_BUFFER_BYTES, OpenFile
 from pipelines.data.projection import width
 from pipelines.errors import DatasetChangedError
 
@@ -23,16 +23,16 @@ _NESTED_OR_TEXT = 3.0  # decoded bytes per uncompressed byte of dictionary-encod
 class Cost:
     """What decoding a row group of `rows` holds: `stream_bytes` for pages and buffers, `row_bytes` for each row.
 
-    `fetch` says whether its column chunks are fetched at once, rather than buffer by buffer.
+    `whole` says whether its column chunks are read as a whole, rather than buffer by buffer.
     """
 
     rows: int
     stream_bytes: int
     row_bytes: float
-    fetch: bool
+    whole: bool
 
 
-def cost(file: OpenFile, row_group: int, schema: pa.Schema, fetch_bytes: int) -> Cost:
+def cost(file: OpenFile, row_group: int, schema: pa.Schema, whole_bytes: int) -> Cost:
     """Estimate what decoding some columns of a row group holds.
 
     Parameters
@@ -41,11 +41,12 @@ def cost(file: OpenFile, row_group: int, schema: pa.Schema, fetch_bytes: int) ->
     row_group : int
     schema : Schema
         The columns, and what they become.
-    fetch_bytes : int
-        Remote column chunks are fetched at once when they have no more than that.
+    whole_bytes : int
+        Column chunks are read as a whole when they have no more than that.
     """
-    group = file.reader.metadata.row_group(row_group)
+    group = file.footer.row_group(row_group)
     rows, pages, buffers, chunks, row = max(group.num_rows, 1), 0, 0, 0, 0.0
+    buffer = REMOTE_BUFFER_BYTES if file.is_remote else BUFFER_BYTES
     for name, numbers in file.leaves(schema.names).items():
         size = 0
         for number in numbers:
@@ -55,13 +56,13 @@ def cost(file: OpenFile, row_group: int, schema: pa.Schema, fetch_bytes: int) ->
             pages += 2 * int(page)
             if chunk.has_dictionary_page:  # as it is stored, and decoded
                 pages += 2 * min(_PAGE_BYTES, chunk.total_uncompressed_size)
-            buffers += min(BUFFER_BYTES, chunk.total_compressed_size)
+            buffers += min(buffer, chunk.total_compressed_size)
             chunks += chunk.total_compressed_size
         type = schema.field(name).type
         known = width(type.index_type if pa.types.is_dictionary(type) else type)
         row += known + 0.125 if known is not None else 8 + _NESTED_OR_TEXT * size / rows
-    fetch = file.is_remote and chunks <= fetch_bytes
-    return Cost(group.num_rows, pages + (chunks if fetch else buffers), row, fetch)
+    whole = chunks <= whole_bytes
+    return Cost(group.num_rows, pages + (chunks if whole else buffers), row, whole)
 
 
 class RowGroupStream:
@@ -74,17 +75,34 @@ class RowGroupStream:
     row_group : int
     columns : sequence of str
         Those that the file has.
+    dictionaries : sequence of str
+        Text columns to read as dictionaries.
+    whole : bool
+        Read column chunks as a whole; remote ones are fetched in few requests.
     batch_rows : int
         Rows are decoded, and given, in blocks cut at multiples of it.
     threads : bool
         Whether Arrow decodes columns side by side.
     """
 
-    def __init__(self, file: OpenFile, row_group: int, columns: Sequence[str], batch_rows: int, threads: bool) -> None:
-        self._file, self._row_group, self._batch_rows = file, row_group, batch_rows
-        self._batches: Iterator[pa.RecordBatch] = file.reader.iter_batches(
-            batch_rows, row_groups=[row_group], columns=list(columns), use_threads=threads
-        )
+    def __init__(
+        self,
+        file: OpenFile,
+        row_group: int,
+        columns: Sequence[str],
+        *,
+        dictionaries: Sequence[str],
+        whole: bool,
+        batch_rows: int,
+        threads: bool,
+    ) -> None:
+        self._file, self._row_group = file, row_group
+        if whole and file.is_remote:
+            file.fetch(row_group, file.leaves(columns))
+        with file.explained("open"):
+            self._batches: Iterator[pa.RecordBatch] = file.reader(dictionaries, whole=whole).iter_batches(
+                batch_rows, row_groups=[row_group], columns=list(columns), use_threads=threads
+            )
         self._batch: pa.RecordBatch | None = None
         self._start = self._stop = self.row = 0
 

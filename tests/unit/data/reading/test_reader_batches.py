@@ -242,6 +242,17 @@ def test_what_arrow_holds_stays_within_the_cap(write: Write, dictionaries: bool,
     assert most <= 1.2 * cap
 
 
+def test_wide_rows_are_cut_finer_than_asked(write: Write) -> None:
+    numbers = np.random.default_rng(0).random((800, 2000))
+    wide = pa.table({f"x{i}": column for i, column in enumerate(numbers)})
+    dataset = write(wide, row_group_size=2000, use_dictionary=False)
+    shards = plan_shards(dataset, dataset.schema.names, shards=2).shards
+    reads = list(read_batches(make_source(dataset), shards, dataset.schema.names, max_bytes_in_flight=16 << 20))
+    assert sum(read.batch.num_rows for read in reads) == 2000
+    assert max(read.batch.nbytes for read in reads) <= (16 << 20) / 16
+    assert reads[-1].batch["x799"][-1].as_py() == numbers[799, -1]
+
+
 def test_slices_of_a_row_group_share_its_decoding(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = write(table(5000), row_group_size=5000)
     shards = plan_shards(dataset, ["id"], shards=10).shards

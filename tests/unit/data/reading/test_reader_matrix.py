@@ -51,7 +51,7 @@ def test_a_part_of_a_split_fills_the_beginning_of_the_callers_matrix(write: Writ
     source, shards = make_source(dataset), plan_shards(dataset, ["id"], shards=4).shards
     split = SplitPlan("hash", "id", 0.1, 0.2, 0)
     out = np.full((1200, 2), -1.0, np.float32, order="F")
-    found = read_matrix(source, shards, ["x", "id"], split=split, part="test", out=out, batch_rows=64)
+    found = read_matrix(source, shards, ["x", "id"], split=split, part="test", out=out)
     reads = read_batches(source, shards, ["id"], split=split, part="test")
     expected = np.array([i for read in reads for i in read.batch["id"].to_pylist()])
     assert np.shares_memory(found, out)
