@@ -276,7 +276,7 @@ class Sampled(Quadratic):
 
 @pytest.mark.parametrize("l1", [0.0, 0.3])
 def test_a_good_sample_spares_the_hessian_of_the_whole(l1: float) -> None:
-    oracle = Sampled(0.01, l1)
+    oracle = Sampled(0.001, l1)
     outcome = newton(oracle, zeros(12), ignore, tol=1e-9, max_iter=100)
     assert outcome.converged
     assert oracle.whole_hessians == 0
