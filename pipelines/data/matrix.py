@@ -16,8 +16,7 @@ from pipelines.data.source import Source
 from pipelines.data.split import SplitPlan
 from pipelines.errors import UsageError
 
-COLUMNS_AT_ONCE = 14
-"""Few columns of many rows decode faster than many of few, within the same memory."""
+MOST_COLUMNS_AT_ONCE = 14
 
 
 def read_matrix(
@@ -71,10 +70,12 @@ def read_matrix(
     reading: dict[str, Any] = {"max_bytes_in_flight": max_bytes_in_flight, "threads": threads}
     joined = [_joined(shards)]
     if source.filter is None and part is None:
-        for first in range(0, len(columns), COLUMNS_AT_ONCE):
-            place = _Place(out, first)
+        step = _columns_at_once(joined[0], len(columns), max_bytes_in_flight, threads)
+        for first in range(0, len(columns), step):
+            some = columns[first : first + step]
+            size = max_bytes_in_flight // 8
             for _ in map_batches(
-                place, source, joined, columns[first : first + COLUMNS_AT_ONCE], batch_rows=rows or 1, **reading
+                _Place(out, first), source, joined, some, batch_rows=rows or 1, batch_bytes=size, **reading
             ):
                 pass
         return out[:rows]
@@ -95,6 +96,16 @@ class _Place:
 
     def __call__(self, read: Read) -> None:
         _write(read.batch, self.out, read.offset, self.first)
+
+
+def _columns_at_once(shard: Shard, columns: int, cap: int, threads: int | None) -> int:
+    """Few columns of whole row groups decode faster than many in batches, within the same memory.
+
+    A thread holds, of each column, its chunk as it is stored and decoded, and as much again in its allocator.
+    """
+    largest = max((piece.bytes for piece in shard.slices), default=0) / max(columns, 1)
+    fitting = cap / (7.5 * max(largest, 1) * max(pa.cpu_count() if threads is None else threads, 1))
+    return max(1, min(MOST_COLUMNS_AT_ONCE, int(fitting)))
 
 
 def _joined(shards: Sequence[Shard]) -> Shard:

@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Self
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 from pipelines.data.objectfile import ObjectFile
 from pipelines.data.shards import FileRef
 from pipelines.errors import DataError, DatasetChangedError, MutiraoError, ObjectChangedError, ObjectNotFoundError
-from pipelines.storage import Location, open_filesystem, open_store
+from pipelines.storage import Location, absolute_url, join_url, open_filesystem, open_store
 from pipelines.storage.faults import as_storage_error
 
 BUFFER_BYTES = 64 << 10
@@ -32,7 +33,11 @@ class Files:
     """Opens the files of one root. Safe to use from several threads."""
 
     def __init__(self, root: str) -> None:
-        self._location = open_filesystem(root)
+        self._root = absolute_url(root)
+
+    @cached_property
+    def _location(self) -> Location:
+        return open_filesystem(self._root)
 
     def open(self, file: FileRef) -> OpenFile:
         """Open a file, check that it is the one that was planned, and read its footer.
@@ -46,7 +51,8 @@ class Files:
         StorageError
             The store can't be read.
         """
-        return OpenFile(self._location, file)
+        local = file.etag.startswith("mtime:")
+        return OpenFile(self._root, file, self._location if local else None)
 
 
 class OpenFile:
@@ -55,16 +61,15 @@ class OpenFile:
     Where the store has ETags every single read is conditional on it; elsewhere size and modification time are compared.
     """
 
-    def __init__(self, location: Location, file: FileRef) -> None:
+    def __init__(self, root: str, file: FileRef, location: Location | None) -> None:
         self._location, self._file = location, file
-        self._path = f"{location.path}/{file.path}"
-        self.url = f"{location.url}/{file.path}"
+        self.url = join_url(root, file.path)
         self._object: ObjectFile | None = None
         with self.explained("open"):
-            if file.etag.startswith("mtime:"):
-                self._handle = location.filesystem.open_input_file(self._path)
+            if location is not None:
+                self._handle = location.filesystem.open_input_file(f"{location.path}/{file.path}")
             else:
-                self._object = ObjectFile(open_store(location.url), file.path, file.size, file.etag)
+                self._object = ObjectFile(open_store(root), file.path, file.size, file.etag)
                 self._handle = pa.PythonFile(self._object, mode="r")
             try:
                 self.check()
@@ -126,9 +131,9 @@ class OpenFile:
         ------
         DatasetChangedError
         """
-        if self._object is not None:
+        if self._location is None:
             return
-        info = self._location.filesystem.get_file_info(self._path)
+        info = self._location.filesystem.get_file_info(f"{self._location.path}/{self._file.path}")
         if info.type.name == "NotFound":
             raise self._gone()
         self._compare(info.size, f"mtime:{info.mtime_ns}")

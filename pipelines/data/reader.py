@@ -141,6 +141,7 @@ def map_batches(
     part: str | None = None,
     position: Position | None = None,
     batch_rows: int = BATCH_ROWS,
+    batch_bytes: int | None = None,
     max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
     threads: int | None = None,
     row_ids: bool = False,
@@ -153,14 +154,17 @@ def map_batches(
     Parameters
     ----------
     function : callable
+    batch_bytes : int, optional
+        Most bytes of a batch; by default a sixteenth of the cap.
     """
     projection = Projection(source, columns, split, part)
     units = units_of(shards, position or Position())
     if not units:
         return
-    reading = _Reading(function, source, projection, shards, units, batch_rows, max_bytes_in_flight, row_ids)
+    size = max_bytes_in_flight // _BATCHES_AHEAD if batch_bytes is None else batch_bytes
+    reading = _Reading(function, source, projection, shards, units, batch_rows, size, max_bytes_in_flight, row_ids)
     wanted = pa.cpu_count() if threads is None else threads
-    need = reading.need(units[0])
+    need = reading.need(units[0]) if len(units) > 1 and wanted > 1 else 0
     streams = max(min(wanted, 1), min(wanted, len(units), max_bytes_in_flight // max(need, 1)))
     reading.side_by_side = streams < wanted
     yield from prefetch(len(units), reading.produce, threads=streams, cap=max_bytes_in_flight, reserve=need)
@@ -183,12 +187,13 @@ class _Reading(Generic[T]):
         shards: Sequence[Shard],
         units: list[Unit],
         batch_rows: int,
+        batch_bytes: int,
         cap: int,
         row_ids: bool,
     ) -> None:
         self._function, self._source, self._files = function, source, Files(source.root)
         self._projection, self._shards, self._units = projection, shards, units
-        self._batch_rows, self._cap, self._row_ids = batch_rows, cap, row_ids
+        self._batch_rows, self._batch_bytes, self._cap, self._row_ids = batch_rows, batch_bytes, cap, row_ids
         self._shared = current_streams()
 
     def need(self, unit: Unit) -> int:
@@ -311,4 +316,4 @@ class _Reading(Generic[T]):
             return cost(file, unit[0].slice.row_group, self._projection.stored_schema, self._cap // _WHOLE)
 
     def _rows_at_once(self, found: Cost) -> int:
-        return max(1, min(self._batch_rows, int(self._cap / (_BATCHES_AHEAD * max(found.row_bytes, 1.0)))))
+        return max(1, min(self._batch_rows, found.rows, int(self._batch_bytes / max(found.row_bytes, 1.0))))
