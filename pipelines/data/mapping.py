@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 600.0
 TASKS_PER_THREAD = 8
 LARGEST_TASK_BYTES = 256 << 20
+LARGE_ARGUMENT_BYTES = 1 << 20
 _TICK_S = 0.5
 _EVIDENCE_S = 5.0
 
@@ -190,6 +191,7 @@ class _Tasks:
         self._flying: dict[int, Future] = {}
         self._done: dict[int, list[Any]] = {}
         self._lost: dict[int, int] = {}
+        self._scattered: Future | None = None
         self._last = time.monotonic()
 
     def is_done(self, group: int) -> bool:
@@ -235,13 +237,21 @@ class _Tasks:
         shards = [self._shards[at] for at in self._groups[group]]
         self._flying[group] = self._client.submit(
             _run,
-            self._packed,
+            self._argument(),
             self._function,
             shards,
             key=f"{self._name}-{group}-{self._lost.get(group, 0)}",
             pure=False,
             priority=-group,
         )
+
+    def _argument(self) -> bytes | Future:
+        """Function and arguments: sent along with every task, or put on the workers once where they are large."""
+        if len(self._packed) < LARGE_ARGUMENT_BYTES:
+            return self._packed
+        if self._scattered is None:
+            self._scattered = self._client.scatter(self._packed, broadcast=True, hash=False)
+        return self._scattered
 
     def _settle(self, group: int, future: Future) -> bool:
         """Take the result of a finished task, or send it again."""
@@ -260,6 +270,7 @@ class _Tasks:
 
     def _again(self, group: int, error: BaseException) -> bool:
         self._check_connection(group)
+        self._scattered = None  # it may have been lost with the workers
         first = self._shards[self._groups[group][0]]
         self._lost[group] = self._lost.get(group, 0) + 1
         if self._lost[group] > self._retries:

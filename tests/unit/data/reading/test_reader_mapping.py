@@ -8,6 +8,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from pipelines.data.mapping import MapProgress, group_shards, map_shards
 from pipelines.data.reader import read_batches
 from pipelines.data.shards import Shard, ShardPlan, plan_shards
 from pipelines.data.source import Source, make_source
+from pipelines.data.split import SplitConfig
+from pipelines.data.splitting import count_parts, fit_split
 from pipelines.data.writer import write_shards
 from pipelines.errors import DataError, DeadlineError, MutiraoError, UserCodeError
 
@@ -63,6 +66,10 @@ def sleep_at(shard: Shard, index: int) -> int:
     if shard.index == index:
         time.sleep(60)
     return shard.index
+
+
+def count_of(shard: Shard, large: bytes) -> int:
+    return len(large) + shard.index
 
 
 def note(shard: Shard, folder: str) -> int:
@@ -126,7 +133,7 @@ def test_tasks_hold_neighbours_and_do_not_part_row_groups_if_it_can_be_helped(wr
 def two_workers() -> Iterator[Client]:
     with (
         dask.config.set({"distributed.deploy.lost-worker-timeout": "120s"}),
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         yield client
@@ -152,6 +159,30 @@ def test_a_cluster_gives_the_same_in_the_same_order(client: Client, data: tuple[
     found = list(map_shards(client, total, plan.shards, source, on_done=seen.append))
     assert found == list(map_shards(None, total, plan.shards, source))
     assert seen[-1].rows == 4000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["stratified", "time"])
+def test_a_split_fitted_on_a_cluster_is_the_same(client: Client, data: tuple[Source, ShardPlan], kind: str) -> None:
+    source, plan = data
+    derived = replace(source, derive=(("hundred", "floor(id / 100)"),))
+    config = SplitConfig.model_validate({"kind": kind, "by": "hundred"})
+    split = fit_split(config, derived, plan.shards, client)
+    assert split == fit_split(config, derived, plan.shards)
+    counts = count_parts(split, derived, plan.shards, client)
+    assert counts == count_parts(split, derived, plan.shards) == {"train": 2800, "validation": 400, "test": 800}
+
+
+@pytest.mark.slow
+def test_large_arguments_are_put_on_the_workers_once_and_again_when_they_are_lost(
+    mortal: Client, data: tuple[Source, ShardPlan]
+) -> None:
+    _, plan = data
+    results = map_shards(mortal, count_of, plan.shards, os.urandom(3 << 20), deadline_s=60)
+    with closing(results):
+        assert next(results) == (0, 3 << 20)
+        mortal.restart()
+        assert [value for _, value in results] == [(3 << 20) + at for at in range(1, len(plan.shards))]
 
 
 @pytest.mark.slow
@@ -238,7 +269,7 @@ def test_only_a_window_of_tasks_is_ahead_and_leaving_cancels_them(
 @pytest.mark.slow
 def test_a_cluster_that_is_gone_is_told(data: tuple[Source, ShardPlan]) -> None:
     _, plan = data
-    with LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster:
         client = Client(cluster)
         with closing(map_shards(client, sleep_at, plan.shards, 11, deadline_s=30)) as results:
             next(results)
