@@ -129,7 +129,12 @@ class ColumnChecks:
 
     def _update_others(self, values: pa.Array) -> None:
         """Text, times, booleans, decimals."""
-        if self._ordered:
+        if pa.types.is_temporal(self.type):  # as integers: Arrow has no range of durations
+            whole = pa.int32() if self.type.bit_width == 32 else pa.int64()
+            numbers = values.cast(whole).to_numpy(zero_copy_only=False)
+            self._bound(*map(_value, pa.array([numbers.min(), numbers.max()], whole).cast(self.type)))
+            self.sketch.update(sampled_words(numbers, self._one_in))
+        elif self._ordered:
             self._bound(*map(_value, _min_max(values)))
         if pa.types.is_boolean(self.type) or pa.types.is_decimal(self.type):
             numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -140,10 +145,7 @@ class ColumnChecks:
             else:
                 counted = values.value_counts()
                 self._add(_counted(counted.field(0), counted.field(1).to_pylist()))
-        if pa.types.is_temporal(self.type):
-            whole = pa.int32() if self.type.bit_width == 32 else pa.int64()
-            self.sketch.update(sampled_words(values.cast(whole).to_numpy(zero_copy_only=False), self._one_in))
-        elif hashable(self.type):
+        if hashable(self.type) and not pa.types.is_temporal(self.type):
             self.sketch.update(hash_values(pc.unique(values)))
 
     def _update_categories(self, values: pa.DictionaryArray) -> None:
@@ -234,18 +236,16 @@ def _counted(values: pa.Array, counts: list[int]) -> dict[Any, int] | None:
 
 
 def _min_max(values: pa.Array) -> tuple[pa.Scalar, pa.Scalar]:
-    """The least and the greatest value; Arrow has no kernel for durations."""
-    duration = pa.types.is_duration(values.type)
-    found = pc.min_max(values.cast(pa.int64()) if duration else values)
-    return tuple(pa.scalar(found[name].as_py(), values.type) if duration else found[name] for name in ("min", "max"))
+    found = pc.min_max(values)
+    return found["min"], found["max"]
 
 
 def _value(scalar: pa.Scalar) -> Any:
-    """A Python value that can be compared and is a key; times beyond Python's as text."""
+    """A Python value that can be compared and is a key; times beyond Python's as their number."""
     try:
         return scalar.as_py()
     except (ValueError, OverflowError):
-        return str(scalar.cast(pa.string()))
+        return scalar.value
 
 
 def _plain(value: Any) -> Any:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from decimal import Decimal
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -83,9 +84,15 @@ def hash_rows(path: str, row_group: int, rows: np.ndarray, seed: int = 0) -> np.
     -------
     ndarray of uint64, shape (rows,)
     """
-    start = hash_values(pa.array([path]), seed)
-    start = mix(start ^ np.uint64(row_group))
-    return mix(mix(start ^ rows.astype(np.uint64)) + _GOLDEN)
+    words = rows.astype(np.int64, copy=False).view(np.uint64) * _GOLDEN
+    words += _row_group_start(path, row_group, seed)
+    return mix(words)
+
+
+@lru_cache(maxsize=1024)
+def _row_group_start(path: str, row_group: int, seed: int) -> np.uint64:
+    """Where a row group's sequence of SplitMix64 begins."""
+    return mix(hash_values(pa.array([path]), seed) ^ np.uint64(row_group))[0]
 
 
 def hashable(type: pa.DataType) -> bool:

@@ -53,6 +53,8 @@ def test_numbers_are_described_without_what_is_no_number() -> None:
         (pa.array([dt.date(2013, 1, 1), dt.date(2012, 1, 1)]), "2012-01-01", "2013-01-01", 2),
         (pa.array([dt.datetime(2013, 1, 1, 5), None]), "2013-01-01 05:00:00", "2013-01-01 05:00:00", 1),
         (pa.array([dt.time(5), dt.time(4)]), "04:00:00", "05:00:00", 2),
+        (pa.array([dt.timedelta(seconds=90), dt.timedelta(0)]), "0:00:00", "0:01:30", 2),
+        (pa.array([2**62], pa.timestamp("s")), 2**62, 2**62, 1),
         (pa.array([decimal.Decimal("1.50"), decimal.Decimal("-2.25")]), "-2.25", "1.50", 2),
         (pa.array([1, 2, 2], pa.int64()).dictionary_encode(), 1, 2, 2),
         (pa.array([1.5, 2.5], pa.float16()), 1.5, 2.5, 2),
