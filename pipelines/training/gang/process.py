@@ -89,16 +89,36 @@ def measure(pid: int) -> Vitals | None:
         root = psutil.Process(pid)
         state = str(root.status())
         cpu, rss = _cpu_and_rss(root)
-        children = root.children(recursive=True)
-    except psutil.Error:
+        descendants = _descendants(root)
+    except (psutil.Error, OSError):
         return None
-    for child in children:
+    for each in descendants:
         try:
-            more_cpu, more_rss = _cpu_and_rss(child)
+            more_cpu, more_rss = _cpu_and_rss(psutil.Process(each))
         except psutil.Error:
             continue
         cpu, rss = cpu + more_cpu, rss + more_rss
     return Vitals(state, cpu, rss)
+
+
+def _descendants(root: psutil.Process) -> list[int]:
+    """Process ids below a process; psutil goes through all processes of the machine for them, which takes its time."""
+    if not os.path.exists(f"/proc/{root.pid}/task/{root.pid}/children"):
+        return [child.pid for child in root.children(recursive=True)]
+    found, open_ends = [], [root.pid]
+    while open_ends:
+        children = _children(open_ends.pop())
+        found += children
+        open_ends += children
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):  # it ends while we look
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return found
 
 
 def _cpu_and_rss(process: psutil.Process) -> tuple[float, int]:
