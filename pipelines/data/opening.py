@@ -8,11 +8,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import pairwise
 from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.data.footers import leaf_starts
 from pipelines.data.objectfile import ObjectFile
 from pipelines.data.shards import FileRef
 from pipelines.errors import DataError, DatasetChangedError, MutiraoError, ObjectChangedError, ObjectNotFoundError
@@ -204,11 +206,12 @@ def _span(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
 
 
 def _leaves(schema: pq.ParquetSchema) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for i in range(len(schema)):
-        name = schema.column(i).path.partition(".")[0]
-        found[name] = (*found.get(name, ()), i)
-    return found
+    """Numbers of each column's chunks. Not by their paths: a plain column's name may hold dots."""
+    arrow = schema.to_arrow_schema()
+    starts = [*map(int, leaf_starts(arrow))]
+    return {
+        name: tuple(range(*span)) for name, span in zip(arrow.names, pairwise([*starts, len(schema)]), strict=False)
+    }
 
 
 _Footer = tuple[pq.FileMetaData, dict[str, tuple[int, ...]]]

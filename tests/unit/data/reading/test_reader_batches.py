@@ -6,6 +6,7 @@ import datetime as dt
 import gc
 import json
 import os
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -16,10 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipelines import codec
 from pipelines.data.config import DataConfig
-from pipelines.data.dataset import Dataset
+from pipelines.data.dataset import Dataset, open_dataset
 from pipelines.data.expressions import parse_expression
 from pipelines.data.reader import Read, read_batches
 from pipelines.data.rows import Position
@@ -120,6 +123,40 @@ def test_a_saved_position_goes_on_with_exactly_the_rest(write: Write, batch_rows
         assert ids(whole[: stop + 1]) + ids(list(rest)) == ids(whole)
 
 
+@given(
+    st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=4), min_size=1, max_size=4),
+    st.integers(1, 12),
+    st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    st.integers(0, 3),
+    st.floats(0, 1),
+    st.integers(200, 4000),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_interruption_of_any_layout_loses_and_repeats_nothing(
+    files: list[list[int]], shards: int, batch_rows: tuple[int, int], threads: int, stop: float, cap: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        start = 0
+        for number, groups in enumerate(files):
+            with pq.ParquetWriter(f"{folder}/{number}.parquet", table(0).schema) as writer:
+                for rows in groups:
+                    writer.write_table(table(rows, start))
+                    start += rows
+        dataset = open_dataset(folder)
+        source, plan = make_source(dataset), plan_shards(dataset, ["id", "carrier"], shards=shards)
+        options: dict[str, Any] = {"threads": threads, "max_bytes_in_flight": cap}
+        before, position = [], None
+        with closing(read_batches(source, plan.shards, ["id"], batch_rows=batch_rows[0], **options)) as reads:
+            for read in reads:
+                before.append(read)
+                position = read.position
+                assert read.offset + read.batch.num_rows == sum(each.batch.num_rows for each in before)
+                if read.offset >= stop * start:
+                    break
+        after = read_batches(source, plan.shards, ["id"], batch_rows=batch_rows[1], position=position, **options)
+        assert ids(before) + ids(list(after)) == list(range(start))
+
+
 def test_parts_of_a_split_are_read_alone_or_told(write: Write) -> None:
     dataset = flights(write)
     source, shards = make_source(dataset), plan_shards(dataset, ["id"], shards=4).shards
@@ -156,6 +193,26 @@ def test_files_are_brought_to_the_unified_schema(write: Write) -> None:
     whole = pa.Table.from_batches([read.batch for read in reads])
     assert whole.schema == dataset.schema.empty_table().select(["id", "x", "c"]).schema
     assert whole.to_pydict() == {"id": [1, 2, 3, 4], "x": [1.0, 2.0, 0.5, None], "c": ["u", "v", None, "w"]}
+
+
+def test_names_with_dots_and_nested_columns_are_read(write: Write) -> None:
+    held = pa.table(
+        {
+            "a": [1, 2, 3],
+            "a.b": ["x", None, "z"],
+            "struct": [{"a": 1, "b": {"c": "u"}}, None, {"a": 3, "b": None}],
+            "list": [[1, 2], [], None],
+            "map": pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int64())),
+            "last.": [0.5, 1.5, 2.5],
+        }
+    )
+    dataset = write(held, row_group_size=2)
+    shards = plan_shards(dataset, held.column_names, shards=2).shards
+    for columns in ([name] for name in held.column_names):
+        batches = [read.batch for read in read_batches(make_source(dataset), shards, columns)]
+        assert pa.Table.from_batches(batches).to_pydict() == held.select(columns).to_pydict()
+    batches = [read.batch for read in read_batches(make_source(dataset), shards, held.column_names[::-1])]
+    assert pa.Table.from_batches(batches).to_pylist() == held.select(held.column_names[::-1]).to_pylist()
 
 
 def test_a_value_that_does_not_fit_is_named(write: Write) -> None:
