@@ -19,6 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A slow machine is no failure. With CI set, hypothesis draws the same examples each time: a change is judged by itself.
+settings.register_profile(
+    "mutirao", parent=settings.get_profile("ci" if "CI" in os.environ else "default"), deadline=None
+)
+settings.load_profile("mutirao")
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,21 @@ SAMPLE_CELLS = 2**24
 OVERSAMPLE = 4
 """Shards send this many times the rows that are wanted, since split and filter leave an unknown share of them."""
 
+FEWEST = 32
+"""So many rows are in a sample whatever share split and filter leave, as far as there are any."""
+
 
 @dataclass(frozen=True)
 class SampleRule:
-    """Which rows may be in a sample: those with a hash up to `threshold`, and of these the `rows` lowest."""
+    """Which rows are in a sample: those with a hash up to `threshold`, or the `FEWEST` lowest; at most `rows`."""
 
     rows: int
     threshold: int
+
+    @property
+    def fewest(self) -> int:
+        """So many of the lowest hashes are in the sample even beyond the threshold."""
+        return min(self.rows, FEWEST)
 
     @classmethod
     def of(cls, rows: int, total: int) -> SampleRule:
@@ -38,8 +46,18 @@ class SampleRule:
         return cls(rows, 2**64 - 1 if share == 1.0 else int(share * 2**64))
 
     def chosen(self, hashes: np.ndarray) -> np.ndarray:
-        """Places of the rows that may be in the sample."""
-        return np.flatnonzero(hashes <= np.uint64(self.threshold))
+        """Places of the rows that may be in the sample; whatever the batches, the lowest of all are among them."""
+        places = np.flatnonzero(hashes <= np.uint64(self.threshold))
+        if len(places) >= self.fewest:
+            return places
+        if len(hashes) <= self.fewest:
+            return np.arange(len(hashes))
+        return np.sort(np.argpartition(hashes, self.fewest)[: self.fewest])
+
+    def size(self, ordered: np.ndarray) -> int:
+        """How many of these hashes, in order, are in the sample."""
+        below = int(np.searchsorted(ordered, np.uint64(self.threshold), side="right"))
+        return min(self.rows, max(below, self.fewest))
 
 
 @dataclass
@@ -97,7 +115,8 @@ class Sample:
             return
         joined = pa.concat_tables(self._tables).combine_chunks()
         order = pc.sort_indices(joined, sort_keys=[("hash", "ascending")])
-        self._tables = [joined.take(order.slice(0, self.rule.rows)).combine_chunks()]
+        size = self.rule.size(joined["hash"].take(order).to_numpy())
+        self._tables = [joined.take(order.slice(0, size)).combine_chunks()]
         self._pending = self._tables[0].num_rows
 
 

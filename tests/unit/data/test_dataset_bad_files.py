@@ -143,7 +143,7 @@ def test_a_large_footer_needs_a_second_read(tmp_path: Path) -> None:
         assert len(open_dataset(source).schema) == 700
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_truncation_and_any_noise_is_described(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

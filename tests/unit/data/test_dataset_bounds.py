@@ -150,7 +150,7 @@ conditions = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(conditions)
 def test_conditions_of_conditions(condition: str) -> None:
     _check(condition)

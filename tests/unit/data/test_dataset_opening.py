@@ -261,7 +261,7 @@ def test_configs_go_through_json() -> None:
         DataConfig.model_validate({"source": "x", "columns": {"a": {"type": "integer"}}})
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(st.sampled_from([pa.int8(), pa.int64(), pa.float64(), pa.string(), None]), min_size=1, max_size=6),
     st.data(),

@@ -71,7 +71,7 @@ def test_without_folders_there_are_no_columns() -> None:
     assert len(typed.values) == 2
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.one_of(

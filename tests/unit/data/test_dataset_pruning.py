@@ -156,7 +156,7 @@ def _held(dataset: Dataset) -> set[tuple[str, int]]:
     }
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_file(), min_size=1, max_size=3), st.lists(_conditions(), min_size=1, max_size=6))
 def test_every_row_that_meets_the_filter_is_kept(
     files: list[tuple[pa.Table, dict[str, Any]]], conditions: list[str]

@@ -125,7 +125,7 @@ schemas = st.dictionaries(
 ).map(lambda columns: pa.schema(list(columns.items())))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(schemas, min_size=1, max_size=6), st.integers(0, 1000))
 def test_the_order_of_files_does_not_matter_and_unifying_again_changes_nothing(
     found: list[pa.Schema], seed: int

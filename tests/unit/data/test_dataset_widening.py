@@ -76,7 +76,7 @@ def test_widening_table(found: list[pa.DataType], expected: pa.DataType | None) 
     assert widen(found) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(types, max_size=4), st.randoms(use_true_random=False))
 def test_order_and_repetition_do_not_matter(found: list[pa.DataType], random: object) -> None:
     shuffled = [*found, *found]
@@ -84,7 +84,7 @@ def test_order_and_repetition_do_not_matter(found: list[pa.DataType], random: ob
     assert widen(shuffled) == widen(found)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(types, min_size=1, max_size=4))
 def test_widening_the_result_changes_nothing(found: list[pa.DataType]) -> None:
     wide = widen(found)

@@ -35,7 +35,6 @@ CASES = {
 
 
 @given(**CASES)
-@settings(deadline=None)
 def test_isotonic_curves_equal_sklearn(seed, n, digits, weighted, pieces):
     scores, positive, weight = case(seed, n, digits, weighted)
     found = fit_isotonic(chunks(scores, positive, weight, pieces))
@@ -121,7 +120,7 @@ def test_extreme_scores_are_clipped():
 
 
 @given(**CASES)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_log_loss_of_groups_equals_sklearn(seed, n, digits, weighted, pieces):
     scores, positive, weight = case(seed, n, digits, weighted)
     total = n if weight is None else weight.sum()

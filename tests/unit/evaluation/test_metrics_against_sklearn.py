@@ -19,7 +19,7 @@ from pipelines.evaluation.ranks import rank
 from pipelines.evaluation.state import State
 from pipelines.evaluation.terms import Question, Rows
 
-SETTINGS = settings(deadline=None, max_examples=30)  # scikit-learn takes a millisecond for each metric
+SETTINGS = settings(max_examples=30)  # scikit-learn takes a millisecond for each metric
 TOLERANCE = 1e-9  # what is promised; what is seen is some 1e-15
 
 

@@ -124,7 +124,7 @@ def test_streams_have_one_order_whatever_the_types_of_their_values():
 
 
 @given(st.integers(0, 2**31), st.integers(1, 40), st.booleans())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_ranks_do_not_depend_on_where_a_stream_is_cut(seed, pieces, weighted):
     rng = np.random.default_rng(seed)
     scores, positive = rng.integers(0, 40, 200) / 40, rng.random(200) < 0.4
@@ -154,7 +154,6 @@ def test_undefined_ranks_are_none():
 
 
 @given(st.integers(2, 300), st.integers(1, 20), st.integers(0, 1000))
-@settings(deadline=None)
 def test_compressed_groups_keep_weights_and_order(n, cap, seed):
     rng = np.random.default_rng(seed)
     whole = as_groups(*group_rows(rng.random(n), rng.random(n) < 0.5, None))

@@ -31,7 +31,7 @@ def worth(rule, y, yes, w):
     st.integers(0, 10_000), st.integers(2, 80), st.sampled_from([1, 15]), st.booleans(), st.integers(1, 6),
     st.sampled_from(["f1", "youden", "accuracy", "precision>=0.5", "recall>=0.8"]),
 )  # fmt: skip
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_no_other_threshold_is_better(seed, n, digits, weighted, pieces, text):
     rng = np.random.default_rng(seed)
     scores, y = rng.random(n).round(digits), rng.random(n) < 0.5

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import settings
 
 from pipelines.codec import schema_to_text
 from pipelines.data.rows import RowIds
@@ -19,10 +18,6 @@ from pipelines.data.shards import FileRef, Shard, Slice
 from pipelines.data.source import Source
 from pipelines.data.split import SplitPlan
 from pipelines.features import FeatureConfig, Fitted, LabelConfig, fit_features
-
-# How long an example takes says nothing on a machine that others use too.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
 
 EVERY_ROW_TRAINS = SplitPlan("hash", None, 0.0, 0.0, 0)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipelines.data.hashing import hash_rows
 from pipelines.features.counts import Counter
-from pipelines.features.quantiles import Sample, SampleRule, quantiles_of_counts, quantiles_of_sample
+from pipelines.features.quantiles import FEWEST, Sample, SampleRule, quantiles_of_counts, quantiles_of_sample
 
 SCHEMA = pa.schema([("0", pa.float64())])
 
@@ -33,13 +33,19 @@ def test_quantiles_of_counts_are_those_of_numpy(values: list[int], share: float)
     assert found == pytest.approx(np.quantile(values, share), abs=1e-12)
 
 
-@given(st.integers(0, 2000), st.integers(1, 500), st.lists(st.integers(0, 2000), max_size=5))
-def test_the_sample_does_not_hang_on_grouping(rows: int, wanted: int, cuts: list[int]) -> None:
+@given(
+    st.integers(0, 2000),
+    st.integers(1, 500),
+    st.lists(st.integers(0, 2000), max_size=5),
+    st.sampled_from([1, 30, 10**9]),
+)
+def test_the_sample_does_not_hang_on_grouping(rows: int, wanted: int, cuts: list[int], times: int) -> None:
+    """`times` as many rows were there before split and filter: a sample of what is left is never empty."""
     hashes, values = hash_rows("a", 0, np.arange(rows), 1), np.arange(rows, dtype=np.float64)
-    rule = SampleRule.of(wanted, rows)
+    rule = SampleRule.of(wanted, rows * times)
     found = sampled(rule, hashes, values, cuts)
     lowest = np.argsort(hashes)[:wanted]
-    eligible = lowest[hashes[lowest] <= np.uint64(rule.threshold)]
+    eligible = [place for order, place in enumerate(lowest) if hashes[place] <= rule.threshold or order < FEWEST]
     assert found["0"].to_pylist() == values[eligible].tolist()
 
 

@@ -19,7 +19,7 @@ EXACT += ["xgboost binary", "xgboost multiclass", "xgboost regression"]
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(cuts=st.lists(st.integers(0, 700), max_size=6), seed=st.integers(0, 5))
 def test_predictions_are_bit_equal_however_rows_are_batched(models, make, name, cuts, seed):
     model, table = models[name], make.rows(700, seed)

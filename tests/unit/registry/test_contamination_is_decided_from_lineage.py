@@ -105,7 +105,7 @@ splits = st.one_of(
 datasets = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(0, 3), min_size=1, max_size=3)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(splits, splits, datasets, datasets, st.booleans())
 def test_what_counts_as_clean_was_never_seen(
     ours: SplitPlan, theirs: SplitPlan, new: dict[str, int], old: dict[str, int], same_place: bool

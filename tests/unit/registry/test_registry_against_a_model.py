@@ -187,9 +187,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _run(trained: Any, examples: int, steps: int) -> None:
     Histories.models = [trained(weight) for weight in (0.1, 0.2, 0.3)]
-    chosen = settings(
-        max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    chosen = settings(max_examples=examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(Histories, settings=chosen)
 
 

@@ -52,7 +52,7 @@ def gather(blocks: list[Stored]) -> tuple[np.ndarray, np.ndarray, np.ndarray | N
     return np.concatenate(X), np.concatenate(y), np.concatenate(w) if w else None
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(1, 20_000),
     features=st.sampled_from([1, 3, 40, 700]),

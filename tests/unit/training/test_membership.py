@@ -244,7 +244,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(EVENTS, st.floats(0, 5)), max_size=40))
 def test_every_history_ends_in_results_a_named_failure_or_a_stop(history: list[tuple[Any, float]]) -> None:
     gang, now, killed = Membership(3, DEADLINES, 0.0), 0.0, set()

@@ -159,7 +159,7 @@ def test_coarse_steps_are_followed_by_fine_ones() -> None:
     np.testing.assert_allclose(outcome.weights, oracle.c, atol=1e-8)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 8), st.integers(0, 10_000), st.floats(0, 3))
 def test_the_proximal_step_is_the_subproblems_minimum(size: int, seed: int, threshold: float) -> None:
     rng = np.random.default_rng(seed)
@@ -176,7 +176,7 @@ def test_the_proximal_step_is_the_subproblems_minimum(size: int, seed: int, thre
     assert inner.max() < 1e-6 * max(1.0, np.abs(g).max())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.floats(1e-4, 1e4), st.floats(1e-3, 1e3), st.floats(0.01, 100))
 def test_a_step_along_a_convex_line_meets_the_wolfe_conditions(curvature: float, slope: float, first: float) -> None:
     def line(t: float) -> tuple[float, float]:

@@ -131,7 +131,7 @@ def test_a_saved_position_goes_on_with_exactly_the_rest(write: Write, batch_rows
     st.floats(0, 1),
     st.integers(200, 4000),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_interruption_of_any_layout_loses_and_repeats_nothing(
     files: list[list[int]], shards: int, batch_rows: tuple[int, int], threads: int, stop: float, cap: int
 ) -> None:

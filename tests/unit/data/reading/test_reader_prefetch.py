@@ -37,7 +37,7 @@ def producer(costs: list[list[int]], meter: Meter):  # type: ignore[no-untyped-d
 
 
 @given(st.lists(st.lists(st.integers(1, 10), max_size=6), max_size=12), st.integers(0, 5), st.integers(10, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_items_come_in_order_and_the_cap_holds(costs: list[list[int]], threads: int, cap: int) -> None:
     meter = Meter()
     given = []

@@ -58,7 +58,7 @@ manifests = st.lists(st.lists(row_groups, max_size=5), max_size=5)
 
 
 @given(manifests, st.integers(1, 40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_row_is_in_exactly_one_shard_in_the_order_of_the_dataset(files: list[Any], shards: int) -> None:
     dataset = manifest(files)
     plan = plan_shards(dataset, ["a", "b"], shards=shards)
@@ -80,7 +80,7 @@ def test_every_row_is_in_exactly_one_shard_in_the_order_of_the_dataset(files: li
 
 
 @given(manifests, st.integers(1, 40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_shards_differ_by_no_more_than_the_largest_piece(files: list[Any], shards: int) -> None:
     plan = plan_shards(manifest(files), ["a", "b"], shards=shards)
     weighs = any(sum(group[1:]) and group[0] for held in files for group in held)
@@ -143,7 +143,7 @@ def test_a_plan_goes_through_json_and_its_digest_says_what_is_read() -> None:
     st.lists(st.tuples(st.integers(1, 500), st.integers(1, 10**5), st.just(0)), min_size=1, max_size=30),
     st.integers(1, 9),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_shards_are_dealt_whole_once_and_evenly(groups: list[Any], ranks: int) -> None:
     shards = plan_shards(manifest([groups]), ["a"], shards=16).shards
     dealt = deal(shards, ranks)

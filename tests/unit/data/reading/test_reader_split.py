@@ -250,7 +250,7 @@ def test_zeros_and_nans_are_one_each() -> None:
 
 
 @given(st.lists(st.one_of(st.none(), st.text(max_size=20), st.text(min_size=300, max_size=1500)), max_size=12))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_texts_hash_does_not_hang_on_its_neighbours(texts: list[str | None]) -> None:
     array = pa.array(texts, pa.string())
     whole = hash_values(array).tolist()
@@ -263,7 +263,7 @@ def test_a_texts_hash_does_not_hang_on_its_neighbours(texts: list[str | None]) -
 
 
 @given(st.integers(0, 3000), st.integers(0, 10**6), st.integers(1, 5), st.floats(0, 1), st.floats(0, 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_thresholds_are_exact_and_do_not_hang_on_the_dealing(
     rows: int, seed: int, groups: int, a: float, b: float
 ) -> None:
@@ -291,7 +291,7 @@ def test_thresholds_take_little_memory() -> None:
 
 
 @given(st.lists(st.integers(-(2**62), 2**62), max_size=60), st.integers(1, 4), st.integers(2, 20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_cells_of_time_do_not_hang_on_the_dealing(values: list[int], groups: int, capacity: int) -> None:
     whole, total = ValueCounts(capacity), ValueCounts(capacity)
     whole.update(np.array(values, np.int64))
