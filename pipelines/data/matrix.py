@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.data.reader import MAX_BYTES_IN_FLIGHT, Read, map_batches, read_batches
+from pipelines.data.reader import MAX_BYTES_IN_FLIGHT, Read, read_batches, read_by_columns
 from pipelines.data.shards import Shard, Slice
 from pipelines.data.source import Source
 from pipelines.data.split import SplitPlan
@@ -71,13 +71,16 @@ def read_matrix(
     joined = [_joined(shards)]
     if source.filter is None and part is None:
         step = _columns_at_once(joined[0], len(columns), max_bytes_in_flight, threads)
-        for first in range(0, len(columns), step):
-            some = columns[first : first + step]
-            size = max_bytes_in_flight // 8
-            for _ in map_batches(
-                _Place(out, first), source, joined, some, batch_rows=rows or 1, batch_bytes=size, **reading
-            ):
-                pass
+        starts = range(0, len(columns), step)
+        read_by_columns(
+            [_Place(out, first) for first in starts],
+            source,
+            joined,
+            [columns[first : first + step] for first in starts],
+            batch_rows=rows or 1,
+            batch_bytes=max_bytes_in_flight // 8,
+            **reading,
+        )
         return out[:rows]
     at = 0
     with closing(read_batches(source, joined, columns, split=split, part=part, **reading)) as reads:

@@ -159,15 +159,60 @@ def map_batches(
     """
     projection = Projection(source, columns, split, part)
     units = units_of(shards, position or Position())
-    if not units:
-        return
     size = max_bytes_in_flight // _BATCHES_AHEAD if batch_bytes is None else batch_bytes
     reading = _Reading(function, source, projection, shards, units, batch_rows, size, max_bytes_in_flight, row_ids)
+    yield from _run([reading], units, max_bytes_in_flight, threads)
+
+
+def read_by_columns(
+    functions: Sequence[Callable[[Read], None]],
+    source: Source,
+    shards: Sequence[Shard],
+    groups: Sequence[Sequence[str]],
+    *,
+    batch_rows: int,
+    batch_bytes: int,
+    max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
+    threads: int | None = None,
+) -> None:
+    """Read groups of columns one by one, row group after row group, each batch into its group's function.
+
+    Few columns of many rows are decoded faster than many columns of few. For all else see `map_batches`.
+
+    Parameters
+    ----------
+    functions : sequence of callable
+        For each group what takes in its batches.
+    groups : sequence of sequence of str
+    """
+    units = units_of(shards, Position())
+    readings: list[_Reading[None]] = [
+        _Reading(
+            function, source, Projection(source, columns, None, None), shards, units, batch_rows, batch_bytes,
+            max_bytes_in_flight, False,
+        )
+        for function, columns in zip(functions, groups, strict=True)
+    ]  # fmt: skip
+    for _ in _run(readings, units, max_bytes_in_flight, threads):
+        pass
+
+
+def _run(readings: Sequence[_Reading[T]], units: list[Unit], cap: int, threads: int | None) -> Generator[T, None, None]:
+    """Read every unit by each of the readings, which all have these units."""
+    total = len(units) * len(readings)
+    if not total:
+        return
     wanted = pa.cpu_count() if threads is None else threads
-    need = reading.need(units[0]) if len(units) > 1 and wanted > 1 else 0
-    streams = max(min(wanted, 1), min(wanted, len(units), max_bytes_in_flight // max(need, 1)))
-    reading.side_by_side = streams < wanted
-    yield from prefetch(len(units), reading.produce, threads=streams, cap=max_bytes_in_flight, reserve=need)
+    need = max(reading.need(units[0]) for reading in readings) if total > 1 and wanted > 1 else 0
+    streams = max(min(wanted, 1), min(wanted, total, cap // max(need, 1)))
+    for reading in readings:
+        reading.side_by_side = streams < wanted
+
+    def produce(number: int, allowance: Allowance) -> Iterator[tuple[int, T]]:
+        unit, turn = divmod(number, len(readings))
+        return readings[turn].produce(unit, allowance)
+
+    yield from prefetch(total, produce, threads=streams, cap=cap, reserve=need)
 
 
 def _unchanged(read: Read) -> Read:
