@@ -1,9 +1,9 @@
 """How fast is synchronous gradient descent: a whole logistic regression, one step, one pass, and beyond the memory?
 
 The fit is measured without reading (data loaded in ranks; peers get arrays), and every side is run to the same gap:
-within 1e-6 of the optimal mean loss of the unpenalised problem, judged in float64 by this process. Peers get the
-loosest tolerance (or the fewest steps) that reaches the gap. All sides have two threads: ours two ranks of one on a
-LocalCluster of two workers, scikit-learn BLAS at two threads, dask-ml two worker processes with persisted chunks.
+within 1e-6 of the optimal mean loss of the unpenalised problem, judged in float64 by this process. Every side gets the
+loosest tolerance (dask-ml the fewest steps) that reaches the gap. All sides have two threads: ours two ranks of one on
+a LocalCluster of two workers, scikit-learn BLAS at two threads, dask-ml two worker processes with persisted chunks.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.benchmarks.synthetic import make
 
 FEATURES = 28
 GAP = 1e-6
+TOLERANCES = [digit * 10.0**-power for power in range(1, 7) for digit in (3, 1)]
 OURS = {"l2": 0.0}
 
 
@@ -45,24 +46,29 @@ def run(workdir: Path, quick: bool) -> list[dict[str, Any]]:
 
 def _fits(path: str, rows: int, runs: int, quick: bool) -> list[dict[str, Any]]:
     judge = _Judge(path)
-    best = _apart("ours", path, json.dumps({**OURS, "tol": 1e-10}))
-    optimum = judge.loss(best)
-    ours, fastest = [_apart("ours", path, json.dumps(OURS)) for _ in range(runs)], ""
-    gaps = [judge.loss(each) - optimum for each in ours]
-    peers: dict[str, list[dict[str, Any]]] = {}
-    for solver in ("newton-cholesky", "lbfgs"):
-        for tol in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6):
-            found = _apart("sklearn", path, solver, str(tol))
+    optimum = judge.loss(_apart("ours", path, json.dumps({**OURS, "tol": 1e-10})))
+
+    def reaching(side: str, *words: str) -> tuple[str, list[dict[str, Any]]]:
+        """Runs with the loosest tolerance that reaches the gap."""
+        for tol in TOLERANCES:
+            asked = (*words, str(tol)) if words else (json.dumps({**OURS, "tol": tol}),)
+            found = _apart(side, path, *asked)
             if judge.loss(found) - optimum <= GAP:
-                peers[solver] = [found, *(_apart("sklearn", path, solver, str(tol)) for _ in range(runs - 1))]
-                break
-    fastest = min(peers, key=lambda name: _median(peers[name]))
+                return f"tol {tol:g}", [found, *(_apart(side, path, *asked) for _ in range(runs - 1))]
+        raise RuntimeError(f"{side} does not reach the gap")
+
+    tol, ours = reaching("ours")
+    gap = max(judge.loss(each) - optimum for each in ours)
+    default = [_apart("ours", path, json.dumps(OURS)) for _ in range(runs)]
+    peers = {solver: reaching("sklearn", solver) for solver in ("newton-cholesky", "lbfgs")}
+    fastest = min(peers, key=lambda name: _median(peers[name][1]))
     note = (
-        f"gap {max(gaps):.1e}, {ours[0]['passes']:.1f} passes, {ours[0]['steps']} steps, solver {ours[0]['solver']}; "
-        f"peer {fastest}; " + ", ".join(f"{name} {_median(found):.2f} s" for name, found in peers.items())
+        f"gap {gap:.1e}, {tol}, {ours[0]['passes']:.1f} passes, solver {ours[0]['solver']}; at the default tol "
+        f"{_median(default):.2f} s; peer {fastest}; "
+        + ", ".join(f"{name} {_median(found):.2f} s at {at}" for name, (at, found) in peers.items())
     )
     what = f"logistic regression, {rows:,} × {FEATURES}, to a gap of {GAP:g}"
-    table = [_row(f"{what}: against scikit-learn, s", ours, peers[fastest], "≥ 5", note)]
+    table = [_row(f"{what}: against scikit-learn, s", ours, peers[fastest][1], "≥ 5", note)]
     for steps in (2, 3, 4, 5, 6, 8, 10, 15):
         found = _apart("dask-ml", path, str(steps))
         if judge.loss(found) - optimum <= GAP:

@@ -2,7 +2,8 @@
 
 The first steps are taken on a sample of the blocks. Their last Hessian serves the full data for as long as it makes the
 residual shrink fast (a chord method): after a start within the sample's error of the optimum, two or three gradients of
-the full data end the work. The stopping test is on the full data always.
+the full data end the work. The stopping test is on the full data always. Where it pays, gradients far above the noise
+of coarse arithmetic are computed in it.
 
 Proximal Newton: Lee, Sun & Saunders, SIAM J. Optim. 24 (2014). The quadratic subproblem is solved by coordinate
 descent, and exactly once the signs have settled.
@@ -21,8 +22,12 @@ from pipelines.training.optimisers.oracle import Oracle, Outcome, State, Step, W
 SUFFICIENT = 1e-4
 SHRINK = 0.25
 """A Hessian is kept for the next step when the residual shrank at least to this share."""
+COARSE = 1e-4
+"""Residuals above this share of the first one are far above the noise of coarse arithmetic."""
 _SAMPLE_STEPS = 12
-_NOISE = 1e-12
+_SAMPLE_SHRINK = 0.02
+"""What the sample's Hessian is expected to leave of the full data's residual."""
+_NOISE = {False: 1e-6, True: 1e-12}
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +36,7 @@ class _Point:
     value: float
     gradient: Array
     residual: float
+    fine: bool
 
 
 def newton(oracle: Oracle, start: State, watch: Watch, *, tol: float, max_iter: int) -> Outcome:
@@ -52,18 +58,27 @@ class _Run:
         self._hessian: Array | None = None
         self._fresh = False
         self._weights = np.asarray(start["weights"], np.float64)
+        self._first = float(start.get("first", 0.0))
+        self._fine = bool(start.get("fine", not oracle.coarse_pays))
+        self._shrink = SHRINK  # what the last step left of the residual
 
     def minimise(self, tol: float, max_iter: int) -> Outcome:
         if self._oracle.sample_stride > 1 and not self._steps:
             self._warm_up()
-        at = self._look(self._weights)
+        at = self._look(self._weights, fine=self._is_fine(self._first, tol))
+        self._first = self._first or at.residual
         while at.residual > tol:
             if self._steps >= max_iter:
                 return self._outcome(at, "max_iter", converged=False)
-            following = self._step(at, stride=1)
+            following = self._step(at, stride=1, fine=self._is_fine(self._shrink * at.residual, tol))
+            if following is None and not at.fine:
+                self._fine = True
+                at = self._look(at.weights, fine=True)
+                continue
             if following is None:
                 return self._outcome(at, "precision", converged=False)
-            if following.residual > SHRINK * at.residual:
+            self._shrink = following.residual / at.residual
+            if self._shrink > SHRINK:
                 self._hessian = None
             at = following
             self._fresh = False
@@ -76,45 +91,58 @@ class _Run:
     def _warm_up(self) -> None:
         """Minimise over a sample, coarsely; leaves its Hessian near its optimum."""
         stride = self._oracle.sample_stride
-        at = self._look(self._weights, stride=stride)
-        first = at.residual
+        at = self._look(self._weights, fine=False, stride=stride)
+        self._first = at.residual
         for _ in range(_SAMPLE_STEPS):
-            if at.residual <= 1e-4 * first:
+            if at.residual <= 1e-4 * self._first:
                 break
             self._hessian = None
-            following = self._step(at, stride=stride)
+            following = self._step(at, stride=stride, fine=False)
             if following is None:
                 break
             at, self._fresh = following, False
         self._weights = at.weights
+        self._shrink = _SAMPLE_SHRINK
 
-    def _step(self, at: _Point, *, stride: int) -> _Point | None:
-        """Take one step that decreases F; None when rounding errors leave none."""
+    def _is_fine(self, residual: float, tol: float) -> bool:
+        """Whether a point takes fine arithmetic that is expected to have this residual, or `tol` if that is larger."""
+        return self._fine or max(residual, tol) <= COARSE * self._first
+
+    def _step(self, at: _Point, *, stride: int, fine: bool) -> _Point | None:
+        """Take one step that decreases F; None when rounding errors leave none, or may be what leaves none."""
         while True:
             if self._hessian is None:
                 self._hessian = self._oracle.hessian(at.weights, fine=stride == 1, stride=stride)
                 self._fresh = True
             direction = self._solve(at, self._hessian)
-            following = self._search(at, direction, stride, tries=40 if self._fresh else 1)
-            if following is not None or self._fresh:
+            following = self._search(at, direction, stride, fine, tries=40 if self._fresh else 1)
+            if following is not None or self._fresh or not at.fine:
                 return following
             self._hessian = None
 
-    def _search(self, at: _Point, direction: Array, stride: int, tries: int) -> _Point | None:
-        whole = at.weights + direction
-        promised = float(at.gradient @ direction) + one_norm(whole, self._oracle) - one_norm(at.weights, self._oracle)
+    def _search(self, at: _Point, direction: Array, stride: int, fine: bool, tries: int) -> _Point | None:
+        promised = self._promised(at, direction)
         if not promised < 0:
             return None
-        step = 1.0
+        step, noise = 1.0, _NOISE[at.fine and fine] * abs(at.value)
         for _ in range(tries):
-            found = self._look(at.weights + step * direction, stride=stride)
+            found = self._look(at.weights + step * direction, fine=fine, stride=stride)
             if found.value <= at.value + SUFFICIENT * step * promised:
                 return found
             # Differences of values drown in rounding errors before gradients do.
-            if found.value <= at.value + _NOISE * abs(at.value) and found.residual < 0.5 * at.residual:
+            if found.value <= at.value + noise and found.residual < 0.5 * at.residual:
                 return found
             step /= 2
         return None
+
+    def _promised(self, at: _Point, direction: Array) -> float:
+        """Return gᵀd + l1·(‖w + d‖₁ - ‖w‖₁), term by term: near the optimum the two sums cancel."""
+        whole = at.weights + direction
+        threshold = np.where(self._oracle.penalised, self._oracle.l1, 0.0)
+        kept = np.sign(whole) == np.sign(at.weights)
+        slope = at.gradient + np.where(kept, threshold * np.sign(at.weights), 0.0)
+        changed = np.where(kept, 0.0, threshold * (np.abs(whole) - np.abs(at.weights)))
+        return float(np.sum(slope * direction + changed))
 
     def _solve(self, at: _Point, hessian: Array) -> Array:
         if self._oracle.l1:
@@ -123,13 +151,16 @@ class _Run:
             )
         return _solved(hessian, -at.gradient)
 
-    def _look(self, weights: Array, stride: int = 1) -> _Point:
-        smooth, gradient = self._oracle.gradient(weights, fine=stride == 1, stride=stride)
+    def _look(self, weights: Array, *, fine: bool, stride: int = 1) -> _Point:
+        smooth, gradient = self._oracle.gradient(weights, fine=fine, stride=stride)
         residual = largest(steepest(weights, gradient, self._oracle))
-        return _Point(weights, smooth + one_norm(weights, self._oracle), gradient, residual)
+        return _Point(weights, smooth + one_norm(weights, self._oracle), gradient, residual, fine)
 
     def _state(self) -> State:
-        return {"weights": self._weights, "steps": self._steps, "history": self._history}
+        return {
+            "weights": self._weights, "steps": self._steps, "history": self._history, "first": self._first,
+            "fine": self._fine,
+        }  # fmt: skip
 
     def _outcome(self, at: _Point, reason: str, *, converged: bool) -> Outcome:
         return Outcome(at.weights, at.value, at.residual, self._steps, reason, converged, tuple(self._history))

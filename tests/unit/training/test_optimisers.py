@@ -284,6 +284,20 @@ def test_a_good_sample_spares_the_hessian_of_the_whole(l1: float) -> None:
     np.testing.assert_allclose(outcome.weights, exact.weights, atol=1e-7)
 
 
+@pytest.mark.parametrize(("tol", "fine"), [(1e-1, False), (1e-9, True)])
+def test_newton_pays_for_fine_arithmetic_only_where_noise_would_show(tol: float, fine: bool) -> None:
+    class Counted(Sampled):
+        fine = 0
+
+        def gradient(self, weights: np.ndarray, *, fine: bool = True, stride: int = 1) -> tuple[float, np.ndarray]:
+            self.fine += fine
+            return super().gradient(weights, fine=fine, stride=stride)
+
+    oracle = Counted(0.001)
+    assert newton(oracle, zeros(12), ignore, tol=tol, max_iter=100).converged
+    assert bool(oracle.fine) == fine
+
+
 @pytest.mark.parametrize("error", [0.5, 1.0])
 def test_a_misleading_sample_costs_steps_but_not_the_optimum(error: float) -> None:
     oracle = Sampled(error)
