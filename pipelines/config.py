@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from dask.utils import parse_bytes, parse_timedelta
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
@@ -16,6 +15,8 @@ class Config(BaseModel):
 
 def _bytes(value: object) -> object:
     if isinstance(value, str):
+        from dask.utils import parse_bytes  # ranks, which import this too, have no use for Dask
+
         try:
             _check_number(value)
             return parse_bytes(value)
@@ -26,6 +27,8 @@ def _bytes(value: object) -> object:
 
 def _seconds(value: object) -> object:
     if isinstance(value, str):
+        from dask.utils import parse_timedelta
+
         try:
             _check_number(value)
             return float(parse_timedelta(value.replace("min", "m") if value.endswith("min") else value, default="s"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import dask
 import psutil
 from distributed import LocalCluster, Status
 
@@ -24,6 +26,12 @@ CLOSE_LIMIT_S = 20.0
 KILL_LIMIT_S = 5.0
 ROOTS = ("distributed", "tornado")
 OWNER_LOG = "scheduler.log"
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": 32 << 20, "MALLOC_MMAP_THRESHOLD_": 1 << 20}
+"""What workers give back to Linux: freed blocks from 1 MiB on at once, small ones from 32 MiB on.
+
+With Dask's own setting (from 64 KiB on, which also ends glibc's adapting) a pass over Parquet columns spends a quarter
+of its time on faulting pages in again, measured."""
+_TRIM, _DASKS_TRIM = "MALLOC_TRIM_THRESHOLD_", "65536"
 
 
 class LocalBackend:
@@ -44,6 +52,8 @@ class RunningLocalCluster:
         self._logs = _OwnerLogs(self._scratch.logs / OWNER_LOG)
         self._has_dashboard = spec.dashboard is not None
         self._cluster: LocalCluster | None = None
+        self._settings = ExitStack()
+        self._settings.enter_context(_allocator_settings())
         try:
             # No worker yet: the constructor can't be interrupted cleanly, and without workers it is quick.
             self._cluster = LocalCluster(
@@ -112,6 +122,7 @@ class RunningLocalCluster:
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
             self._stop(cluster)
+        self._settings.close()
         self._logs.close()
         self._scratch.close(keep_logs=failed)
 
@@ -148,6 +159,29 @@ class _OwnerLogs:
                 target.addHandler(handler)
         self._before = []
         self._handler.close()
+
+
+@contextmanager
+def _allocator_settings() -> Iterator[None]:
+    """Set the environment of new workers until left; what somebody has set otherwise stays.
+
+    The environment of this process, since a nanny puts what it gives its worker there too and leaves it, and since it
+    has precedence over Dask's configuration.
+    """
+    before = {name: os.environ.get(name) for name in ALLOCATOR}
+    setting = before[_TRIM] or str(dask.config.get(f"distributed.nanny.pre-spawn-environ.{_TRIM}", ""))
+    if setting != _DASKS_TRIM:
+        yield
+        return
+    os.environ.update({name: str(value) for name, value in ALLOCATOR.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _on_loopback(address: str) -> str:

@@ -15,6 +15,7 @@ from scipy.sparse import csr_matrix
 
 from pipelines import codec
 from pipelines.data.reader import read_batches
+from pipelines.data.rows import RowIds
 from pipelines.data.shards import Shard, ShardPlan
 from pipelines.data.source import Source
 from pipelines.data.split import SplitPlan
@@ -88,12 +89,14 @@ class Labelled:
     y : ndarray of float32, shape (rows,): class codes, or values
     weight : ndarray of float32, shape (rows,), or None: sample weights (without class weights)
     shard : int, place in the sequence of shards that is read
+    rows : RowIds or None: the rows' identities, where they were asked for
     """
 
     batch: pa.RecordBatch
     y: Array
     weight: Array | None
     shard: int
+    rows: RowIds | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +121,7 @@ def read_labelled(
     batch_rows: int = BATCH_ROWS,
     max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
     threads: int | None = None,
+    row_ids: bool = False,
 ) -> Generator[Labelled, None, None]:
     """Stream a split's labelled rows of `shards`, in their order, as Arrow batches with encoded labels.
 
@@ -125,6 +129,8 @@ def read_labelled(
     ----------
     part : {"train", "validation", "test"} or None
         None reads all rows.
+    row_ids : bool
+        Whether to give each row's identity.
 
     Raises
     ------
@@ -140,16 +146,18 @@ def read_labelled(
         batch_rows=batch_rows,
         max_bytes_in_flight=max_bytes_in_flight,
         threads=threads,
+        row_ids=row_ids,
     )
     with closing(reads):
         for read in reads:
-            batch = read.batch
+            batch, rows = read.batch, read.rows
             mask = data.target.labelled(batch)
             if mask is not None:
                 batch = batch.filter(pa.array(mask))
+                rows = rows and replace(rows, rows=rows.rows[mask])
             if batch.num_rows:
                 y = data.target.encode(batch.column(data.target.column))
-                yield Labelled(batch, y, _weights(batch, data.sample_weight), read.shard)
+                yield Labelled(batch, y, _weights(batch, data.sample_weight), read.shard, rows)
 
 
 def read_rows(

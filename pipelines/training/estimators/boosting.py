@@ -12,6 +12,7 @@ from pipelines.errors import Fault, SpecError
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators import boosting_params
+from pipelines.training.estimators.boosting_cuts import sample_rule
 from pipelines.training.estimators.boosting_feed import cached_bytes
 from pipelines.training.estimators.boosting_params import XGBoostParams, check_params
 from pipelines.training.estimators.boosting_rank import Job, take_apart
@@ -20,7 +21,7 @@ from pipelines.training.estimators.registry import FitRequest
 from pipelines.training.fit import Fit, Progress
 from pipelines.training.gang import run_gang
 
-PROGRAM = "pipelines.training.estimators.boosting_rank:run"
+PROGRAM = "pipelines.training.estimators.boosting_program:run"
 
 
 class Boosting:
@@ -98,6 +99,7 @@ def _job(request: FitRequest, params: XGBoostParams, evals: tuple[str, ...]) -> 
         class_weight=config.class_weight,
         checkpoint=config.checkpoint,
         checkpoint_url=request.checkpoint_url,
+        cut_rule=sample_rule(known or rows, len(data.features.names), exact=known is not None),
         checkpoint_prefix=f"xgboost-{_identity(config, data)[:16]}",
         train_share=min(1.0, known / max(rows, 1)) if known is not None else 1.0,
         step_s=request.deadlines.step_s,

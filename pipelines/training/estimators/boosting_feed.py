@@ -1,14 +1,14 @@
 """How do shards become XGBoost's bins? Blocks of transformed rows, kept or read again, through one iterator.
 
-XGBoost goes through the rows four times to bin them (counted with version 3.2), so they are kept, as float32, while it
-does, unless they would not fit.
+XGBoost goes through the rows twice to bin them, and two times more where it makes its own sketch, so they are kept, as
+float32, while it does, unless they would not fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import xgboost as xgb
 from scipy.sparse import csr_matrix
 
 from pipelines.training.data import Labelled, Rows, TrainingData, read_labelled
+from pipelines.training.estimators.boosting_cuts import CutSample
 from pipelines.training.gang.context import Array
 
 BLOCK_ROWS = 131_072
@@ -43,15 +44,19 @@ class Part:
     factors: Array | None
     threads: int
 
-    def read(self) -> Iterator[Rows]:
-        """Stream the rows in the order of the manifest, in blocks of `BLOCK_ROWS`; only the last one is smaller."""
-        batches = read_labelled(
-            self.data, self.data.shards.shards, self.name, batch_rows=BLOCK_ROWS // 2, threads=self.threads
-        )
-        with closing(batches):
-            yield from self._sparse(batches) if self.data.features.sparse else self._dense(batches)
+    def read(self, sample: CutSample | None = None) -> Iterator[Rows]:
+        """Stream the rows in the order of the manifest, in blocks of `BLOCK_ROWS`; only the last one is smaller.
 
-    def _dense(self, batches: Iterator[Labelled]) -> Iterator[Rows]:
+        Dense rows are shown to `sample`.
+        """
+        batches = read_labelled(
+            self.data, self.data.shards.shards, self.name, batch_rows=BLOCK_ROWS // 2, threads=self.threads,
+            row_ids=sample is not None,
+        )  # fmt: skip
+        with closing(batches):
+            yield from self._sparse(batches) if self.data.features.sparse else self._dense(batches, sample)
+
+    def _dense(self, batches: Iterator[Labelled], sample: CutSample | None) -> Iterator[Rows]:
         """Transform batches, however small, straight into their place in a block."""
         plan, block = self.data.features, None
         for each in batches:
@@ -61,8 +66,11 @@ class Part:
                     block = _Block(len(plan.names), weighted=each.weight is not None or self.factors is not None)
                 count = min(len(each.y) - start, block.room)
                 stop = start + count
-                plan.transform(each.batch.slice(start, count), out=block.X[block.rows : block.rows + count])
-                block.take(each.y[start:stop], self._weights(each, slice(start, stop)))
+                X, weight = block.X[block.rows : block.rows + count], self._weights(each, slice(start, stop))
+                plan.transform(each.batch.slice(start, count), out=X)
+                block.take(each.y[start:stop], weight)
+                if sample is not None and each.rows is not None:
+                    sample.update(replace(each.rows, rows=each.rows.rows[start:stop]), X, weight)
                 start = stop
                 if not block.room:
                     yield block.done()
@@ -168,10 +176,12 @@ class Feed(xgb.DataIter):
         return Rows(X, np.empty(0, np.float32), None)
 
 
-def kept_blocks(part: Part, on_rows: Callable[[int], None] | None = None) -> list[Rows]:
+def kept_blocks(
+    part: Part, on_rows: Callable[[int], None] | None = None, sample: CutSample | None = None
+) -> list[Rows]:
     """Read a part once and keep it: float32, one copy, as the plan's transform wrote it."""
     blocks, rows = [], 0
-    for block in part.read():
+    for block in part.read(sample):
         blocks.append(block)
         rows += len(block.y)
         if on_rows is not None:

@@ -16,10 +16,12 @@ import xgboost as xgb
 
 from pipelines import codec
 from pipelines.errors import TrainingError
+from pipelines.features.quantiles import SampleRule
 from pipelines.storage import open_store
 from pipelines.training.checkpoint import latest_checkpoint, save_checkpoint
 from pipelines.training.config import CheckpointConfig
 from pipelines.training.data import Rows, TrainingData
+from pipelines.training.estimators.boosting_cuts import CutSample, reference
 from pipelines.training.estimators.boosting_feed import Feed, Part, binned_bytes, cached_bytes, kept_blocks
 from pipelines.training.estimators.boosting_params import XGBoostParams
 from pipelines.training.estimators.boosting_rounds import Rounds
@@ -46,6 +48,7 @@ class Job:
     checkpoint: CheckpointConfig
     checkpoint_url: str | None
     checkpoint_prefix: str
+    cut_rule: SampleRule
     train_share: float
     """Expected share of this rank's rows that are for training."""
     step_s: float
@@ -75,13 +78,16 @@ def run(context: RankContext) -> bytes:
 
 def _train(context: RankContext, job: Job, data: TrainingData, clock: _Clock) -> bytes:
     parts = _Parts(context, job, data)
+    sample = parts.cut_sample()
     with clock.phase("load"):
-        blocks = parts.blocks("train")
+        blocks = parts.blocks("train", sample)
     # Whoever loads faster waits here, with the gang's deadline, not in XGBoost's.
     context.collective.barrier()
+    with clock.phase("cuts"):
+        cuts = parts.reference(sample)
     with _communicator(context, job.step_s, job.towards):
         with clock.phase("bins"):
-            train = parts.binned("train", blocks, ref=None)
+            train = parts.binned("train", blocks, ref=cuts)
             del blocks
             _check_rows(context, train, data)
             watched = [
@@ -126,12 +132,34 @@ class _Parts:
     def part(self, name: str) -> Part:
         return Part(self._data, name, self._factors, self._context.threads)
 
-    def blocks(self, name: str) -> Callable[[], Iterator[Rows]]:
+    def cut_sample(self) -> CutSample | None:
+        """Begin to collect what borders of bins are made of; None where XGBoost makes its own."""
+        plan = self._data.features
+        if plan.sparse or self._job.params.cuts == "native":
+            return None
+        return CutSample(self._job.cut_rule, plan.types)
+
+    def reference(self, sample: CutSample | None) -> xgb.DMatrix | None:
+        """Agree with the other ranks on the borders, as the matrix that holds them."""
+        if sample is None:
+            return None
+        cuts = sample.cuts(self._context.collective, self._max_bin)
+        return reference(cuts, self._data.features.types, self._max_bin)
+
+    def blocks(self, name: str, sample: CutSample | None = None) -> Callable[[], Iterator[Rows]]:
         part = self.part(name)
-        if self.streamed:
-            return part.read
         report = _Throttle(self._context)
-        kept = kept_blocks(part, lambda rows: report({"unit": "load", "part": name, "rows": rows}))
+
+        def loaded(rows: int) -> None:
+            report({"unit": "load", "part": name, "rows": rows})
+
+        if self.streamed:
+            if sample is not None:
+                rows = 0
+                for block in part.read(sample):
+                    loaded(rows := rows + len(block.y))
+            return part.read
+        kept = kept_blocks(part, loaded, sample)
         report({"unit": "load", "part": name, "rows": sum(len(block.y) for block in kept)}, force=True)
         return partial(iter, kept)
 

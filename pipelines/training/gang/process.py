@@ -22,6 +22,9 @@ _ONE_THREAD = (
     "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
+_ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(32 << 20), "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+_DASKS_TRIM_THRESHOLD = "65536"
+"""What Dask sets for its workers: glibc gives every freed page back at once, and ranks would fault them in again."""
 _PR_SET_PDEATHSIG = 1
 _MARK = "MUTIRAO_RANK"
 """Environment variable by which all processes of a rank are found, also those that it has orphaned."""
@@ -44,8 +47,10 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     """Build a rank's environment: BLAS at one thread before NumPy loads, and the code that the worker can import."""
     here = Path(__file__).resolve().parents[3]
     code = [base.get("MUTIRAO_CODE_PATH", ""), base.get("PYTHONPATH", ""), str(here)]
+    trim = base.get("MALLOC_TRIM_THRESHOLD_", _DASKS_TRIM_THRESHOLD)
     return {
         **base,
+        **(_ALLOCATOR if trim == _DASKS_TRIM_THRESHOLD else {}),
         **dict.fromkeys(_ONE_THREAD, "1"),
         "PYTHONPATH": os.pathsep.join(part for part in code if part),
         # Arrow's own pool keeps what it has freed; a rank's memory is counted by the mebibyte.

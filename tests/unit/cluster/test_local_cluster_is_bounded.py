@@ -23,6 +23,7 @@ from cluster import (
     WorkerSpec,
     connect,
 )
+from cluster.backends.local import ALLOCATOR
 from cluster.scratch import ScratchFolder, clear_abandoned
 
 # Workers can't import this file: its functions travel by value.
@@ -55,6 +56,17 @@ def test_workers_have_what_the_spec_says(cluster: Cluster) -> None:
     ] * 2
     assert cluster.client.submit(sum, [1, 2]).result() == 3
     assert cluster.scheduler_address.startswith("tcp://127.0.0.1:")
+
+
+def test_workers_keep_the_memory_that_the_next_batch_needs(cluster: Cluster) -> None:
+    found = cluster.client.run(lambda: {name: os.environ[name] for name in ALLOCATOR})
+    assert list(found.values()) == [{name: str(value) for name, value in ALLOCATOR.items()}] * len(found)
+
+
+def test_the_users_allocator_setting_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1048576")
+    with connect(ClusterSpec(workers=1, worker=WORKER, scratch=str(tmp_path))) as own:
+        assert set(own.client.run(os.environ.get, "MALLOC_TRIM_THRESHOLD_").values()) == {"1048576"}
 
 
 def test_the_dashboard_answers_under_its_link(cluster: Cluster) -> None:

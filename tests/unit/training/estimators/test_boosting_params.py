@@ -103,7 +103,14 @@ APART = {"huber_slope", "tweedie_variance_power", "quantile_alpha"}
 
 def test_every_accepted_word_is_one_that_xgboost_uses():
     """XGBoost only warns about a parameter it does not know: the warning must not come."""
-    own = {"num_boost_round", "early_stopping_rounds", "evals", "monotone_constraints", "interaction_constraints"}
+    own = {
+        "cuts",
+        "num_boost_round",
+        "early_stopping_rounds",
+        "evals",
+        "monotone_constraints",
+        "interaction_constraints",
+    }
     assert set(SOME) | APART | own == set(XGBoostParams.model_fields)
     words = check_params(SOME).booster_words()
     random = np.random.default_rng(0)
