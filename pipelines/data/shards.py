@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Scalar = str | int | float | bool | None
 """A JSON value of a partition column; dates and timestamps are ISO text, typed again by the schema."""
 
+LEAST_SHARD_BYTES = 16 << 10
+"""Below that a shard's description is no longer small against its rows."""
 ATOMS_PER_SHARD = 16
 """Row groups are cut into pieces of at most a sixteenth of a shard: balance to 6 %, and small ones stay whole."""
 
@@ -111,15 +113,17 @@ class ShardPlan:
         return sum(shard.bytes for shard in self.shards)
 
 
-def default_shards(dataset: Dataset, columns: Sequence[str], *, max_workers: int) -> int:
+def default_shards(
+    dataset: Dataset, columns: Sequence[str], *, max_workers: int, least_bytes: int = LEAST_SHARD_BYTES
+) -> int:
     """How many shards to cut: at least 32 × `max_workers`, unless the data are too small for it.
 
     256 at least, so that one number serves all clusters of up to eight workers; rounded up to a power of two
-    beyond; shards between 256 KiB (below that a task costs more than its work) and 256 MiB.
+    beyond; shards between `least_bytes` and 256 MiB.
     """
     weight = int(_projected_bytes(dataset, columns).sum())
     wanted = max(256, 1 << (32 * max_workers - 1).bit_length())
-    return max(1, -(-weight // (256 << 20)), min(wanted, weight >> 18))
+    return max(1, -(-weight // (256 << 20)), min(wanted, weight // least_bytes))
 
 
 def plan_shards(dataset: Dataset, columns: Sequence[str], *, shards: int) -> ShardPlan:

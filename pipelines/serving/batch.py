@@ -29,6 +29,8 @@ from pipelines.storage import absolute_url, open_store
 if TYPE_CHECKING:
     from distributed import Client
 
+LEAST_FILE_BYTES = 256 << 10
+"""Columns that are read for one file of predictions, where nobody says how many files there are to be."""
 _SCRATCH = "_scratch"
 
 
@@ -133,7 +135,9 @@ def predict_dataset(
     if filter is not None:
         dataset = dataset.prune(filter, dict(data.derive)).dataset
     stored = input_columns(data, columns)
-    plan = plan_shards(dataset, stored, shards=shards or default_shards(dataset, stored, max_workers=_workers(client)))
+    if shards is None:
+        shards = default_shards(dataset, stored, max_workers=_workers(client), least_bytes=LEAST_FILE_BYTES)
+    plan = plan_shards(dataset, stored, shards=shards)
     with _reachable(scorer, client, output_url) as reachable:
         version = write_shards(
             client,
