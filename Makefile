@@ -42,5 +42,5 @@ bench: env  ## ratios against peers, written to tests/benchmarks/results
 demo: env  ## train, evaluate and publish four models on the sample data
 	$(BIN)/python data_samples/demo.py
 
-clean:  ## remove the environment and what the demo wrote
-	rm -rf $(VENV) .demo
+clean:  ## remove the environment; runs and models stay in mutirao-data
+	rm -rf $(VENV)

@@ -27,8 +27,16 @@ if TYPE_CHECKING:
     from pipelines.features import FeatureConfig, LabelConfig
     from pipelines.model import Model
     from pipelines.registry import PublishConfig, Registry
-    from pipelines.run import Pipeline, RunHandle, RunRecord, StageContext, attach, list_runs, load_model
-    from pipelines.serving.batch import predict_dataset
+    from pipelines.run import (
+        Pipeline,
+        RunHandle,
+        RunRecord,
+        StageContext,
+        attach,
+        list_runs,
+        load_model,
+        predict_dataset,
+    )
     from pipelines.spec import PipelineSpec, StageConfig, load_spec
     from pipelines.training import TrainConfig
 
@@ -55,7 +63,7 @@ _HOMES = {
     "load_model": "pipelines.run",
     "load_spec": "pipelines.spec",
     "open_dataset": "pipelines.data.dataset",
-    "predict_dataset": "pipelines.serving.batch",
+    "predict_dataset": "pipelines.run",
 }
 
 __all__ = [

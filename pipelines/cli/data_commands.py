@@ -16,6 +16,8 @@ from pipelines.data.compare import ColumnSummary, DatasetDiff, compare
 from pipelines.data.dataset import Dataset, open_dataset
 from pipelines.errors import UsageError
 
+LEAST_TARGET_BYTES = 1 << 20
+
 _SHOWN = 10
 
 drift_option = click.option(
@@ -116,21 +118,25 @@ def compact_command(source: str, output: str, target: str, dry_run: bool, as_jso
         show_json(to_plain(found))
         return
     would = "would be" if dry_run else "were"
-    about = "about " if dry_run else ""
-    say(f"{found.url}: {found.files_before:,} files {would} {about}{found.files_after:,} now")
-    say(
-        f"{found.rewritten_rows:,} rows, {size(found.rewritten_bytes)} {would} written; {found.files_kept:,} files kept"
-    )
+    after = f"{'about ' if dry_run else ''}{found.files_after:,}"
+    say(f"{found.url}: files {found.files_before:,} → {after}, of which {found.files_kept:,} are kept")
+    say(f"{found.rewritten_rows:,} rows, of {size(found.rewritten_bytes)}, {would} written again")
     if found.version is not None:
         say(f"version {found.version.number}")
 
 
 def _amount(text: str) -> int:
     try:
-        return TypeAdapter[int](Bytes).validate_python(text)
+        amount = TypeAdapter[int](Bytes).validate_python(text)
     except ValidationError as error:
         message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
         raise UsageError(message, on="--target") from None
+    if amount < LEAST_TARGET_BYTES:
+        remedy = "Write it with its unit, like '256 MiB'."
+        raise UsageError(
+            "such small files help nobody", on="--target", expected="at least 1 MiB", found=text, remedy=remedy
+        )
+    return amount
 
 
 def _show_difference(found: DatasetDiff) -> None:

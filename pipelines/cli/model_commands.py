@@ -14,6 +14,7 @@ from pipelines.errors import CorruptArtifactError
 from pipelines.registry import AliasEntry, ModelVersion
 from pipelines.registry.names import CHAMPION
 from pipelines.run import open_registry
+from pipelines.spec import find_places
 
 registry_option = click.option("--registry", metavar="URL", help="The registry; default: as the settings say.")
 why_option = click.option("--why", default="", help="A reason, for the history.")
@@ -48,6 +49,9 @@ def list_command(name: str | None, registry: str | None, as_json: bool) -> None:
         found = opened.models()
         if as_json:
             show_json([to_plain(each) for each in found])
+            return
+        if not found:
+            say(f"no models in {registry or find_places().registry}")
             return
         rows = [(each.name, each.newest.version, _aliases(each.aliases), each.newest.created) for each in found]
         show_table("", ("model", "newest", "aliases", "published (UTC)"), [(*r[:3], f"{r[3]:%F %T}") for r in rows])

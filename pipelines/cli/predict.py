@@ -47,6 +47,7 @@ def predict(
     """Score the Parquet dataset INPUT with MODEL (NAME@ALIAS or NAME/NUMBER) into the dataset OUTPUT.
 
     Rows keep their order, and OUTPUT appears complete or not at all: each call writes its next version.
+    `pipelines.open_dataset` reads the newest; readers that know no versions read all of them at once.
 
     \b
     Example:
@@ -70,6 +71,8 @@ def predict(
         show_json(to_plain(scored))
     else:
         say(f"{scored.model}: {scored.rows:,} rows in {scored.files:,} files: {scored.url}, version {scored.version}")
+        if scored.version > 1:
+            say("earlier versions are still there: pipelines.open_dataset reads the newest, other readers read all")
 
 
 def _client(stack: ExitStack, cluster_file: str | None, size_bytes: int) -> Client | None:

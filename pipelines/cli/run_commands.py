@@ -12,7 +12,9 @@ from pipelines.cli.output import cell, duration, guarded, json_option, moment, s
 from pipelines.cli.plan_view import show_plan
 from pipelines.codec import to_plain
 from pipelines.data.split import PARTS
+from pipelines.errors import DataError
 from pipelines.run import Pipeline, RunHandle, RunRecord, attach, list_runs
+from pipelines.spec import find_places
 
 runs_option = click.option("--runs", metavar="URL", help="The runs' store; default: as the settings say.")
 
@@ -153,6 +155,9 @@ def list_command(limit: int, runs: str | None, as_json: bool) -> None:
     if as_json:
         show_json([to_plain(record) for record in records])
         return
+    if not records:
+        say(f"no runs in {runs or find_places().runs}")
+        return
     rows = [(r.run_id, r.status, moment(r.created), _took(r), r.version) for r in records]
     show_table("", ("run", "status", "started (UTC)", "took", "version"), rows)
 
@@ -199,7 +204,9 @@ _CHECKED = ("column", "nulls", "distinct", "min", "max", "mean", "most frequent"
 
 def _check(name: str, column: dict[str, Any]) -> tuple[Any, ...]:
     top = ", ".join(str(value) for value, _ in column.get("top", [])[:3])
-    return (name, *[column.get(key) for key in ("nulls", "distinct", "min", "max", "mean")], top)
+    distinct = column.get("distinct")
+    about = f"~{distinct:,}" if column.get("distinct_error") else distinct
+    return (name, column.get("nulls"), about, *[column.get(key) for key in ("min", "max", "mean")], top)
 
 
 def show_metrics(record: RunRecord) -> None:
@@ -213,7 +220,7 @@ def show_metrics(record: RunRecord) -> None:
 
 
 def _follow_to_end(handle: RunHandle, *, as_json: bool, stop_on_interrupt: bool) -> None:
-    record = RunRecord(handle.run_id, "")
+    record = RunRecord(handle.run_id, handle.pipeline)
     if not as_json:
         click.echo(f"run {handle.run_id}", err=True)
     try:
@@ -235,7 +242,9 @@ def _conclude(record: RunRecord) -> None:
     show_metrics(record)
     if record.error:
         click.echo(f"error: {record.error['message']}", err=True)
-    if record.status in ("interrupted", "preempted", "failed"):
+    if record.exit_code == DataError.exit_code:
+        click.echo(f"mend the data, then: mutirao run resume {record.run_id}; or the spec, and run that", err=True)
+    elif record.status in ("interrupted", "preempted", "failed"):
         click.echo(f"go on with: mutirao run resume {record.run_id}", err=True)
     if record.version:
         say(f"\nversion {record.version}")

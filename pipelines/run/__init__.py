@@ -4,7 +4,7 @@ from pipelines.run.context import StageContext
 from pipelines.run.handle import RunHandle, attach
 from pipelines.run.journal import Event
 from pipelines.run.listing import list_runs
-from pipelines.run.models import load_model, open_registry
+from pipelines.run.models import load_model, open_registry, predict_dataset
 from pipelines.run.pipeline import Pipeline
 from pipelines.run.record import RunRecord, StageRecord, fold
 
@@ -20,4 +20,5 @@ __all__ = [
     "list_runs",
     "load_model",
     "open_registry",
+    "predict_dataset",
 ]

@@ -43,6 +43,11 @@ class RunHandle:
     def __repr__(self) -> str:
         return f"RunHandle({self.run_id!r}, status={self.record().status!r})"
 
+    @property
+    def pipeline(self) -> str:
+        """Name of the spec that is run."""
+        return self._folder.plan().pipeline
+
     def record(self) -> RunRecord:
         """What the run has come to; a run whose driver vanished counts as failed, and can be resumed."""
         record, attempt = self._folder.record(), self._folder.attempt()
@@ -95,7 +100,7 @@ class RunHandle:
         DeadlineError
             `timeout_s` passed before the end; the run goes on.
         """
-        return fold(RunRecord(self.run_id, self._folder.plan().pipeline), self.events(timeout_s=timeout_s))
+        return fold(RunRecord(self.run_id, self.pipeline), self.events(timeout_s=timeout_s))
 
     def cancel(self, grace_s: float = 60.0) -> RunRecord:
         """Make the driver save the training's state and leave, and see to it that it does within `grace_s` seconds."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipelines.registry import Registry
 from pipelines.spec import find_places
 
 if TYPE_CHECKING:
     from pipelines.model import Model
+    from pipelines.serving.batch import Scored
 
 
 def open_registry(url: str | None = None) -> Registry:
@@ -34,3 +35,19 @@ def load_model(ref: str, registry: str | None = None) -> Model:
         Its bytes are not those that were published.
     """
     return open_registry(registry).load(ref)
+
+
+def predict_dataset(
+    model: Any, source: Any, output_url: str, *, registry: Registry | str | None = None, **options: Any
+) -> Scored:
+    """Score a Parquet dataset; see `pipelines.serving.batch.predict_dataset` for parameters and errors.
+
+    Parameters
+    ----------
+    registry : Registry or str, optional
+        Where references are looked up; default: as environment and settings say.
+    """
+    from pipelines.serving.batch import predict_dataset as score
+
+    opened = registry if isinstance(registry, Registry) else open_registry(registry)
+    return score(model, source, output_url, registry=opened, **options)

@@ -73,7 +73,7 @@ class Pipeline:
         return RunHandle(compiled.plan.runs, folder.run_id)
 
     def run(self, *, timeout_s: float | None = None) -> RunRecord:
-        """Start a run and wait for its end.
+        """Start a run and wait for its end. Ctrl-C stops it (`start` is for runs that are to go on by themselves).
 
         Raises
         ------
@@ -82,7 +82,13 @@ class Pipeline:
         DeadlineError
             It has not ended after `timeout_s` seconds, and goes on.
         """
-        record = self.start().wait(timeout_s)
+        handle = self.start()
+        try:
+            record = handle.wait(timeout_s)
+        except KeyboardInterrupt as interrupt:
+            handle.cancel()
+            interrupt.add_note(f"the run was stopped; go on with: mutirao run resume {handle.run_id}")
+            raise
         if record.error is not None:
             remedy = f"Look closer: mutirao run show {record.run_id} --logs"
             raise RunFailedError(str(record.error["message"]), on=record.run_id, remedy=remedy).with_exit_code(

@@ -20,10 +20,18 @@ def faults_of(error: ValidationError, document: Document, model: type[BaseModel]
     The branches of a union fail each on its own at the same place; they become one fault.
     """
     by_path: dict[Path, list[Fault]] = {}
+    short: set[Path] = set()
     for item in error.errors(include_url=False, include_context=False):
         path = under + _real_path(item["loc"], _value_at(document.values, under), item["type"])
         by_path.setdefault(path, []).append(_fault(item, path, document, model, under))
-    return [_joined(faults) for faults in by_path.values()]
+        if item["type"] == "too_short":
+            short.add(path)
+    return [_joined(faults) for path, faults in by_path.items() if not _follows_from_others(path, short, by_path)]
+
+
+def _follows_from_others(path: Path, short: set[Path], by_path: Mapping[Path, object]) -> bool:
+    """Whether a list is only too short since what is in it has faults of its own."""
+    return path in short and any(len(other) > len(path) and other[: len(path)] == path for other in by_path)
 
 
 def _fault(item: Mapping[str, Any], path: Path, document: Document, model: type[BaseModel], under: Path) -> Fault:
@@ -34,7 +42,7 @@ def _fault(item: Mapping[str, Any], path: Path, document: Document, model: type[
         return Fault(place, "unknown key", f"Did you mean {near[0]}?" if near else f"Known keys: {', '.join(known)}")
     if item["type"] == "missing":
         return Fault(place, "required, and not there", f"Add {path[-1]}:")
-    message = str(item["msg"]).removeprefix("Value error, ")
+    message = str(item["msg"]).removeprefix("Value error, ").replace("Tuple should", "List should")
     if message[1:2].islower():
         message = message[:1].lower() + message[1:]
     if item["type"] != "value_error":

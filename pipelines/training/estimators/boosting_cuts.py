@@ -126,32 +126,57 @@ class CutSample:
 def borders(sample: Array, weight: Array, low: float, high: float, max_bin: int) -> Array:
     """Choose at most `max_bin` values that bins begin with, so that bins weigh about the same.
 
+    A value that weighs more than a bin has one of its own, and the others share what is left: a column that is nearly
+    always 0 keeps fine bins for the rest.
+
     Parameters
     ----------
     sample, weight : ndarray of float32, shape (rows,)
-        Missing values (NaN) do not count; of all weights zero, all count alike.
+        Missing values (NaN) and rows of weight 0 do not count; of all weights zero, all count alike.
     low, high : float
         The range of all values, sampled or not; NaN where there is none.
     """
     if np.isnan(low):
         return np.empty(0, np.float32)
+    values, masses = _distinct(sample, weight, np.float32(low), np.float32(high))
+    if len(values) <= max_bin:
+        return values
+    heavy, left, bins = np.zeros(len(values), bool), masses.sum(), max_bin
+    while (more := ~heavy & (masses * bins > left)).any():
+        heavy |= more
+        left, bins = masses[~heavy].sum(), max_bin - int(heavy.sum())
+    light = np.where(heavy, 0.0, masses)
+    place = np.floor((np.cumsum(light) - light) * (bins / left)) if left > 0 else np.zeros(len(values))
+    begins = heavy | (np.diff(place, prepend=-1.0) != 0)
+    begins[1:] |= heavy[:-1]
+    found = np.flatnonzero(begins)
+    excess = len(found) - max_bin
+    if excess > 0:  # heavy values have cut light bins in two: the lightest pieces go with the value before them
+        mass = np.where(heavy[found], np.inf, np.add.reduceat(masses, found))
+        mass[0] = np.inf
+        found = np.delete(found, np.argsort(mass, kind="stable")[:excess])
+    chosen: Array = values[found]
+    return chosen
+
+
+def _distinct(sample: Array, weight: Array, low: np.float32, high: np.float32) -> tuple[Array, Array]:
+    """Give the different values, ascending, and what each weighs; the range's ends are among them."""
     there = ~np.isnan(sample)
-    values, weight = sample[there], weight[there]
-    if len(values) and weight.any() and (weight != weight[0]).any():
-        order = np.argsort(values)
-        values, ends = values[order], np.cumsum(weight[order], dtype=np.float64)
-        places = np.searchsorted(ends, ends[-1] / max_bin * np.arange(1, max_bin), side="right")
+    if (weight[there] > 0).any():
+        there &= weight > 0
+        weight = weight[there].astype(np.float64)
     else:
-        values = np.sort(values)
-        places = np.arange(1, max_bin) * len(values) // max_bin
-    edges = np.array([low, high], np.float32)
-    distinct = values[np.diff(values, prepend=np.float32(np.nan)) != 0]
-    if len(distinct) <= max_bin and len(distinct := np.union1d(distinct, edges)) <= max_bin:
-        return distinct
-    found = np.unique(np.append(values[places], edges[0]))
-    if len(found) < max_bin and found[-1] < high:
-        found = np.append(found, edges[1])
-    return found
+        weight = np.ones(int(there.sum()))
+    values = np.concatenate([sample[there], np.array([low, high], np.float32)])
+    weight = np.concatenate([weight, np.zeros(2)])
+    if (weight[:-2] == 1).all():
+        values = np.sort(values)  # a quarter of the time of sorting places; the two ends weigh nothing to speak of
+        weight = np.ones(len(values))
+    else:
+        order = np.argsort(values, kind="stable")
+        values, weight = values[order], weight[order]
+    starts = np.flatnonzero(np.diff(values, prepend=np.float32(np.nan)) != 0)
+    return values[starts], np.add.reduceat(weight, starts)
 
 
 def reference(cuts: Sequence[Array], types: Sequence[str], max_bin: int) -> xgb.QuantileDMatrix | None:
