@@ -30,6 +30,7 @@ class MutiraoError(Exception):
 
     def __init__(self, what: str, *, on: str = "", expected: str = "", found: str = "", remedy: str = "") -> None:
         super().__init__(what, on, expected, found, remedy)
+        what, found = what.removesuffix("."), found.removesuffix(".")
         self.what, self.on, self.expected, self.found, self.remedy = what, on, expected, found, remedy
 
     def __reduce__(self) -> tuple[object, ...]:

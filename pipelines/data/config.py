@@ -90,6 +90,14 @@ class DataConfig(Config):
         Only rows for which this expression is true.
     derive : dict of str to str
         New columns by name, each an expression.
+
+    Notes
+    -----
+    Expressions are written as in Python and computed by Arrow: columns by name, numbers, texts, ``+ - * /``,
+    comparisons (``1 < x <= 2`` too), ``and``, ``or``, ``not``, ``x in (1, 2)``, ``x is None``, and the functions abs,
+    cast, ceil, coalesce, contains, cos, date, day, day_of_year, days_between, ends_with, exp, floor, greatest, hour,
+    if_else, is_finite, is_nan, is_null, least, length, log, log1p, lower, matches, minute, month, round, second,
+    seconds_between, sin, sqrt, starts_with, trim, upper, weekday and year. What is computed from a null is null.
     """
 
     source: Annotated[

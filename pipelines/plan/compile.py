@@ -11,13 +11,13 @@ from pipelines.codec import digest, to_plain
 from pipelines.data.dataset import Dataset, load_dataset, open_dataset
 from pipelines.data.locating import absolute_source
 from pipelines.data.shards import ShardPlan, default_shards, plan_shards
-from pipelines.data.source import Source, input_columns, make_source
+from pipelines.data.source import Source, input_columns
 from pipelines.errors import DataError, ObjectNotFoundError, SpecError, StorageError
 from pipelines.features.plan import FeaturePlan
 from pipelines.plan.cache import StageCache
 from pipelines.plan.keys import StageKey, code_digest, library_versions, source_digest
 from pipelines.plan.memory import memory_faults, predict_memory
-from pipelines.plan.schema_checks import faults_against
+from pipelines.plan.schema_checks import faults_against, sound_source
 from pipelines.plan.value import Plan, PlannedData, PlannedShards, PlannedStage
 from pipelines.plan.working_tree import git_state
 from pipelines.storage import ObjectStore, open_store
@@ -86,9 +86,9 @@ def compile_plan(
         See `open_dataset`.
     """
     manifest = manifest or _open(spec, places, progress)
-    source = make_source(manifest, spec.data)
+    source, broken = sound_source(manifest, spec.data)
     estimator = resolve(spec.train.estimator)
-    faults = [*faults_against(spec, source.arrow_schema, estimator), *memory_faults(spec)]
+    faults = [*broken, *faults_against(spec, source.arrow_schema, estimator, besides=broken), *memory_faults(spec)]
     if faults:
         raise SpecError(faults, on=f"spec {spec.name!r} on {manifest.root}")
     columns = input_columns(source, used_columns(spec))

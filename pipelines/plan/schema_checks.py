@@ -2,24 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
-from pipelines.errors import Fault, NotFoundError, SpecError
+from pipelines.data.source import Source, make_source
+from pipelines.errors import Fault, MutiraoError, NotFoundError, SpecError, UsageError
 from pipelines.evaluation.catalogue import Kind
 from pipelines.evaluation.config import check_metrics, check_segments
 from pipelines.features import check_features
 from pipelines.training.estimators.registry import ChecksTarget
 
 if TYPE_CHECKING:
+    from pipelines.data.config import DataConfig
+    from pipelines.data.dataset import Dataset
     from pipelines.spec import PipelineSpec
     from pipelines.training.estimators.registry import Estimator
 
 
-def faults_against(spec: PipelineSpec, schema: pa.Schema, estimator: Estimator) -> list[Fault]:
-    """Find columns that don't exist or can't be used, and metrics that don't fit the kind of label, all at once."""
+def sound_source(dataset: Dataset, config: DataConfig) -> tuple[Source, list[Fault]]:
+    """Make a dataset's source; derived columns and a filter that can't be computed are left out, as faults."""
+    derive: dict[str, str] = {}
+    faults: list[Fault] = []
+    for name, text in config.derive.items():
+        with_it = config.model_copy(update={"filter": None, "derive": {**derive, name: text}})
+        try:
+            make_source(dataset, with_it)
+        except (NotFoundError, UsageError) as error:
+            faults += _expression_fault(f"data.derive.{name}", text, error, faults)
+        else:
+            derive[name] = text
+    try:
+        return make_source(dataset, config.model_copy(update={"derive": derive})), faults
+    except (NotFoundError, UsageError) as error:
+        faults += _expression_fault("data.filter", config.filter or "", error, faults)
+    return make_source(dataset, config.model_copy(update={"filter": None, "derive": derive})), faults
+
+
+def _expression_fault(path: str, text: str, error: MutiraoError, before: Sequence[Fault]) -> list[Fault]:
+    """Tell what is wrong with an expression, unless it is only that it reads a column that could not be derived."""
+    if any(repr(name) in error.what for name in _not_derived(before)):
+        return []
+    found = f", found {error.found}" if error.found else ""
+    return [Fault(path, f"{error.what} in {text!r}{found}", error.remedy)]
+
+
+def _not_derived(faults: Sequence[Fault]) -> list[str]:
+    return [fault.path.removeprefix("data.derive.") for fault in faults if fault.path.startswith("data.derive.")]
+
+
+def faults_against(
+    spec: PipelineSpec, schema: pa.Schema, estimator: Estimator, *, besides: Sequence[Fault] = ()
+) -> list[Fault]:
+    """Find columns that don't exist or can't be used, and metrics that don't fit the kind of label, all at once.
+
+    Columns that could not be derived, which `besides` tells, are missing for that reason only.
+    """
+    known = [f"{name!r}" for name in _not_derived(besides)]
+    found = _all_against(spec, schema, estimator)
+    return [fault for fault in found if not any(name in fault.message for name in known)]
+
+
+def _all_against(spec: PipelineSpec, schema: pa.Schema, estimator: Estimator) -> list[Fault]:
     faults = check_features(spec.features, spec.label, schema, categorical=estimator.categorical)
     faults += [fault for path, column in _named(spec) for fault in _column(path, column, schema)]
     faults += check_segments(spec.evaluate, schema.names)

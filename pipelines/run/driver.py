@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -138,6 +138,7 @@ def _run_stage(work: Work, stage: PlannedStage, journal: JournalWriter, results:
         work.cache.remember(work.compiled.plan.pipeline, stage.stage_key)
         results[stage.name] = found.summary.get("result")
         journal.append("stage", stage.name, status="cached", summary=dict(found.summary), why=stage.why)
+        _warn(journal, found.summary)
         return
     journal.append("stage", stage.name, status="running", why=stage.why)
     started = time.monotonic()
@@ -148,6 +149,18 @@ def _run_stage(work: Work, stage: PlannedStage, journal: JournalWriter, results:
         journal.append("stage", stage.name, status=status, seconds=time.monotonic() - started)
         raise
     journal.append("stage", stage.name, status="done", summary=summary, seconds=time.monotonic() - started)
+    _warn(journal, summary)
+
+
+def _warn(journal: JournalWriter, summary: Mapping[str, Any]) -> None:
+    """Say that a training ended before its tolerance was met: its model is published all the same."""
+    if summary.get("converged") is False and summary.get("stop_reason") in ("max_iter", "precision"):
+        journal.append(
+            "notice",
+            text=f"the training stopped ({summary['stop_reason']}) after {summary['n_iter']} steps before it met its "
+            f"tolerance, with a residual of {summary['residual']:.2g}; scale the features, or leave solver and "
+            "max_iter to their defaults",
+        )
 
 
 def _compute(work: Work, stage: PlannedStage, journal: JournalWriter, results: dict[str, Any]) -> dict[str, Any]:

@@ -127,6 +127,20 @@ def test_ctrl_c_saves_the_state_and_leaves_nothing_behind(tmp_path: Path) -> Non
     assert_goes_on(handle, done_before=20)
 
 
+def test_ctrl_c_in_python_stops_the_run_and_says_how_it_goes_on(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, ENDLESS)
+    program = "import sys, pipelines; pipelines.Pipeline(sys.argv[1]).run()"
+    command = subprocess.Popen([sys.executable, "-c", program, str(spec)], stderr=subprocess.PIPE)
+    handle = until_trained(spec, least_epochs=1)
+    processes = family(handle)
+    command.send_signal(signal.SIGINT)
+    _, told = command.communicate(timeout=LIMIT_S)
+    assert command.returncode != 0
+    assert f"mutirao run resume {handle.run_id}" in told.decode()
+    assert handle.record().status == "interrupted"
+    assert_all_end([p for p in processes if p.pid != command.pid])
+
+
 def test_a_killed_driver_takes_its_cluster_along_and_the_run_goes_on(tmp_path: Path) -> None:
     spec = write_spec(tmp_path, EPOCHS)
     command = start(spec)

@@ -62,6 +62,12 @@ def test_one_two_and_four_workers_give_the_same_metrics(make_spec: MakeSpec, tmp
             assert records[workers].metrics[part] == pytest.approx(records[1].metrics[part], abs=1e-6)
 
 
+def test_a_training_that_stops_short_is_told(make_spec: MakeSpec) -> None:
+    hasty = {"estimator": "logistic_regression", "params": {"l2": 1e-4, "solver": "lbfgs", "max_iter": 2}}
+    record = Pipeline(make_spec(train=hasty)).run(timeout_s=LIMIT_S)
+    assert any("max_iter" in notice and "before it met its tolerance" in notice for notice in record.notices)
+
+
 def test_an_unmet_gate_publishes_nothing(make_spec: MakeSpec, tmp_path: Path) -> None:
     spec = make_spec(evaluate={"metrics": ["auc"], "require": {"auc": ">= 0.99"}})
     with pytest.raises(RunFailedError, match=r"auc on test is 0\.\d+, required >= 0\.99") as caught:
@@ -131,6 +137,20 @@ def test_columns_that_do_not_exist_are_all_named_before_anything_runs(make_spec:
     assert "distance" in faults["features[0].columns"]
     assert "origin" in faults["evaluate.segments[0]"]
     assert "not for a binary label" in faults["evaluate.metrics[0]"]
+
+
+def test_expressions_and_columns_that_can_not_be_are_told_at_once(make_spec: MakeSpec) -> None:
+    data = make_spec()["data"] | {
+        "filter": "mnth == 1",
+        "derive": {"late": "arr_delay > 15", "odd": "carrier > 3", "odder": "odd + 1"},
+    }
+    with pytest.raises(SpecError) as caught:
+        Pipeline(make_spec(data=data, features=[["distanse", "odd"]])).plan()
+    faults = {fault.path: str(fault) for fault in caught.value.faults}
+    assert set(faults) == {"data.filter", "data.derive.odd", "features[0].columns"}
+    assert "month" in faults["data.filter"]
+    assert "'carrier > 3'" in faults["data.derive.odd"]
+    assert "distance" in faults["features[0].columns"]
 
 
 def test_the_plan_shows_what_was_pruned_and_goes_through_json(make_spec: MakeSpec) -> None:
