@@ -18,7 +18,8 @@ from pipelines.storage import open_store
 from pipelines.training.checkpoint import latest_checkpoint
 from pipelines.training.config import CheckpointConfig, TrainConfig
 from pipelines.training.data import TrainingData
-from pipelines.training.estimators.boosting_feed import Feed, Part, kept_blocks
+from pipelines.training.estimators.boosting_feed import Feed, Part, binned_bytes, cached_bytes, kept_blocks
+from pipelines.training.estimators.boosting_rank import BASE_BYTES
 from pipelines.training.fit import Fit, Progress, fit
 from pipelines.training.gang import Deadlines
 
@@ -153,9 +154,6 @@ def test_monotone_and_interaction_constraints_go_by_name(data, held_out_rows):
 def test_rows_that_do_not_fit_are_read_for_every_pass_and_give_the_same_model(workshop, write_data, tmp_path):
     path = write_data(tmp_path / "wide", rows=60_000, files=2, row_group=10_000)
     data = type(workshop)(path).data(shards=8)
-    from pipelines.training.estimators.boosting_feed import binned_bytes, cached_bytes
-    from pipelines.training.estimators.boosting_rank import BASE_BYTES
-
     rows = data.rows["train"]
     between = BASE_BYTES + (cached_bytes(rows, 3) + binned_bytes(rows, 3)) // 2
     kept = train(data, config(num_boost_round=3))
@@ -166,7 +164,7 @@ def test_rows_that_do_not_fit_are_read_for_every_pass_and_give_the_same_model(wo
 
 def test_rows_that_can_not_fit_say_so_before_they_are_read(data):
     with pytest.raises(TrainingError, match=r"do not fit into a worker's memory.*more workers"):
-        train(data, memory_bytes=330 << 20)
+        train(data, memory_bytes=BASE_BYTES)
 
 
 # --- going on --------------------------------------------------------------------------------------------------------
