@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.data.reader import MAX_BYTES_IN_FLIGHT, Read, read_batches, read_by_columns
-from pipelines.data.shards import Shard, Slice
+from pipelines.data.shards import Shard, join
 from pipelines.data.source import Source
 from pipelines.data.split import SplitPlan
 from pipelines.errors import UsageError
@@ -68,7 +68,7 @@ def read_matrix(
             found=f"{out.dtype} {out.shape}",
         )
     reading: dict[str, Any] = {"max_bytes_in_flight": max_bytes_in_flight, "threads": threads}
-    joined = [_joined(shards)]
+    joined = [join(shards)]
     if source.filter is None and part is None:
         step = _columns_at_once(joined[0], len(columns), max_bytes_in_flight, threads)
         starts = range(0, len(columns), step)
@@ -109,18 +109,6 @@ def _columns_at_once(shard: Shard, columns: int, cap: int, threads: int | None) 
     largest = max((piece.bytes for piece in shard.slices), default=0) / max(columns, 1)
     fitting = cap / (7.5 * max(largest, 1) * max(pa.cpu_count() if threads is None else threads, 1))
     return max(1, min(MOST_COLUMNS_AT_ONCE, int(fitting)))
-
-
-def _joined(shards: Sequence[Shard]) -> Shard:
-    """One shard of all slices, neighbours joined: batches need not end where shards do."""
-    slices: list[Slice] = []
-    for piece in (piece for shard in shards for piece in shard.slices):
-        last = slices[-1] if slices else None
-        if last and (last.file, last.row_group, last.stop) == (piece.file, piece.row_group, piece.start):
-            slices[-1] = replace(last, stop=piece.stop, bytes=last.bytes + piece.bytes)
-        else:
-            slices.append(piece)
-    return Shard(0, tuple(slices), sum(shard.rows for shard in shards), sum(shard.bytes for shard in shards))
 
 
 def _write(batch: pa.RecordBatch, out: np.ndarray, at: int, first: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -240,3 +240,15 @@ def _partition_values(files: pa.Table, names: Sequence[str]) -> list[tuple[tuple
         plain = pa.types.is_boolean(values.type) or pa.types.is_integer(values.type)
         texts.append((values if plain else pc.cast(values, pa.string())).to_pylist())
     return [tuple(zip(names, row, strict=True)) for row in zip(*texts, strict=True)]
+
+
+def join(shards: Sequence[Shard], index: int = 0) -> Shard:
+    """Make one shard of neighbours; slices that follow each other in a row group become one."""
+    slices: list[Slice] = []
+    for piece in (piece for shard in shards for piece in shard.slices):
+        last = slices[-1] if slices else None
+        if last and (last.file, last.row_group, last.stop) == (piece.file, piece.row_group, piece.start):
+            slices[-1] = replace(last, stop=piece.stop, bytes=last.bytes + piece.bytes)
+        else:
+            slices.append(piece)
+    return Shard(index, tuple(slices), sum(shard.rows for shard in shards), sum(shard.bytes for shard in shards))

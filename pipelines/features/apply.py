@@ -6,6 +6,7 @@ bits however rows are batched.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import numpy as np
@@ -132,16 +133,16 @@ class AppliedMissing:
         np.copyto(out[:, 0], 0.0 if missing is None else missing)
 
 
-class AppliedCodes:
+class AppliedCodes(ABC):
     """What bins, categories and hashed values have in common: a code, written as the layout wants it."""
 
     def __init__(self, layout: Layout, width: int, missing: int) -> None:
         self.layout, self._missing = layout, missing
         self.width = width if layout == "one_hot" else 1
 
+    @abstractmethod
     def codes(self, columns: Columns) -> np.ndarray:
         """Give the code of each row (integers, shape (rows,)), −1 for none."""
-        raise NotImplementedError
 
     def write(self, columns: Columns, out: np.ndarray) -> None:
         """Write the codes, or a one in the column of each row's code."""

@@ -13,7 +13,7 @@ from scipy.sparse import issparse
 
 from pipelines.data.mapping import map_shards
 from pipelines.data.reader import read_batches
-from pipelines.data.shards import Shard
+from pipelines.data.shards import Shard, join
 from pipelines.errors import DataError, UserCodeError
 from pipelines.features.columns import Columns
 from pipelines.features.foreign import (
@@ -26,7 +26,6 @@ from pipelines.features.foreign import (
     store,
     transform_matrix,
 )
-from pipelines.features.joining import join
 from pipelines.features.resolve import ForeignDraft
 from pipelines.features.scan import Scan, labelled_rows
 from pipelines.features.steps import Foreign

@@ -190,17 +190,6 @@ def output_type(step: Step) -> FeatureType:
     return "c" if isinstance(step, Bins | Category | Hashed) and step.layout == "native" else "q"
 
 
-def codes_in(step: Bins | Category | Hashed, dictionaries: Dictionaries) -> int:
-    """Count the codes that a step can give, without that for missing values."""
-    match step:
-        case Bins():
-            return len(step.edges) + 1
-        case Category():
-            return len(dictionaries[step.dictionary]) + step.other
-        case Hashed():
-            return step.buckets
-
-
 _CODE_NAMES = {"bins": "bin", "hashed": "hash"}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -175,8 +174,3 @@ class Target:
 def _listed(values: tuple[Class, ...], limit: int = 8) -> str:
     shown = ", ".join(repr(value) for value in values[:limit])
     return shown + (f", … ({len(values)} in all)" if len(values) > limit else "")
-
-
-def is_missing(value: object) -> bool:
-    """Whether a Python value counts as a missing label."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
