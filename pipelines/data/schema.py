@@ -118,35 +118,6 @@ def unify(
     return Unified(pa.schema(fields), drift)
 
 
-def require_columns(schema: pa.Schema, columns: Iterable[str], *, use: str, on: str = "") -> None:
-    """Check that columns exist and are flat, so that they can be used as features, label or key.
-
-    Parameters
-    ----------
-    use : str
-        What they are wanted for, as in "can't be used as {use}".
-
-    Raises
-    ------
-    NotFoundError
-        A column that does not exist.
-    DataError
-        Nested columns, all of them.
-    """
-    wanted = list(dict.fromkeys(columns))
-    for name in wanted:
-        if name not in schema.names:
-            raise NotFoundError.among("column", name, schema.names, on=on)
-    nested = [f"{name} ({schema.field(name).type})" for name in wanted if pt.is_nested(schema.field(name).type)]
-    if nested:
-        raise DataError(
-            f"nested columns can't be used as {use}: {', '.join(nested)}",
-            on=on,
-            expected="numbers, text, dates or booleans",
-            remedy="Leave them out, or write their parts as columns of their own.",
-        )
-
-
 @dataclass(eq=False)
 class _Column:
     """All types of one column: by their text, with the number of files and the first of them."""

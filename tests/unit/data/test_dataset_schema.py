@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.data.config import ColumnCorrection
-from pipelines.data.schema import Drift, FileSchema, Found, Unified, require_columns, unify
+from pipelines.data.schema import Drift, FileSchema, Found, Unified, unify
 from pipelines.errors import DataError, NotFoundError
 
 CATEGORY = ColumnCorrection(type="category")
@@ -96,15 +96,6 @@ def test_partition_columns_come_last_and_stand_for_columns_of_the_files() -> Non
     unified = unify(found, partitions=[pa.field("month", pa.int64())], corrections={"month": CATEGORY})
     assert unified.schema == _schema(a=pa.int8(), month=pa.dictionary(pa.int32(), pa.int64()))
     assert unified.drift == ()
-
-
-def test_nested_columns_are_refused_as_features_all_at_once() -> None:
-    schema = _schema(a=pa.int8(), tags=pa.list_(pa.string()), at=pa.struct({"x": pa.float64()}))
-    require_columns(schema, ["a"], use="features")
-    with pytest.raises(DataError, match=r"nested columns can't be used as features: tags \(list.*, at \(struct"):
-        require_columns(schema, ["a", "tags", "at"], use="features")
-    with pytest.raises(NotFoundError, match="Did you mean tags"):
-        require_columns(schema, ["tag"], use="features")
 
 
 schemas = st.dictionaries(
