@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -21,7 +22,8 @@ import pytest
 from distributed import Client, LocalCluster
 
 from pipelines.errors import DeadlineError, GangError, InterruptedRunError, MutiraoError, UserCodeError
-from pipelines.training.gang import Deadlines, run_gang
+from pipelines.training.gang import Deadlines, Loss, Sizes, run_gang
+from pipelines.training.gang.events import Introduce
 from pipelines.training.gang.launch import DaskLauncher
 from pipelines.training.gang.watcher import Launch
 
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.slow
 PROGRAMS = Path(__file__).parents[1] / "unit" / "training"
 MARK = "MUTIRAO_TEST_OF_FAULTS"
 LEASE_S = 5
-LAUNCH = Launch("x", 0, 2, ("127.0.0.1", 9), "00", "m:f", 1, None, 1.0, 1.0)
+LAUNCH = Launch("x", 0, ("127.0.0.1", 9), "00", "m:f", 1, None, 1.0, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -122,16 +124,17 @@ def test_the_next_gang_runs_after_a_worker_was_killed(client: Client, mark: str)
     with pytest.raises(GangError):
         run_gang(client, "gang_programs:misbehave", [{}, {"do": "kill worker"}])
     # The nanny's new worker has another address.
-    assert run_gang(client, "gang_programs:quick", [{}, {}]) == [b"done", b"done"]
+    assert run_gang(client, "gang_programs:quick", [{}, {}]).results == [b"done", b"done"]
     wait_until_gone(mark, 5)
 
 
 def test_two_gangs_on_one_cluster_both_finish(client: Client, mark: str) -> None:
     outcomes: dict[str, Any] = {}
-    waited: list[str] = []
+    waited: list[Any] = []
 
     def train(name: str) -> None:
-        outcomes[name] = run_gang(client, "gang_programs:quick", [{"turns": 100}] * 2, name=name, on_wait=waited.append)
+        gang = run_gang(client, "gang_programs:quick", [{"turns": 100}] * 2, name=name, on_wait=waited.append)
+        outcomes[name] = gang.results
 
     threads = [threading.Thread(target=train, args=(name,)) for name in ("first", "second", "third")]
     for thread in threads:
@@ -202,7 +205,7 @@ def test_ranks_end_with_a_driver_that_was_killed(client: Client, mark: str, prog
     driver.stdout.close()
     wait_until_gone(mark, 10)
     # Its turn lapses with its lease (30 s unless configured), and the next one gets the cluster.
-    assert run_gang(client, "gang_programs:quick", [{}, {}]) == [b"done", b"done"]
+    assert run_gang(client, "gang_programs:quick", [{}, {}]).results == [b"done", b"done"]
 
 
 def test_the_first_interrupt_lets_the_ranks_save_and_leave(client: Client, mark: str) -> None:
@@ -235,12 +238,96 @@ def test_scratch_folders_of_killed_workers_are_swept_by_the_next_gang(client: Cl
     assert all(folder.exists() for folder in left), "another machine's folders are not ours to judge"
 
 
-def test_a_rank_whose_worker_went_away_before_it_started_goes_to_another(client: Client, mark: str) -> None:
-    launcher = DaskLauncher(client, 2, start_s=30)
-    gone = launcher.workers[1] = "tcp://127.0.0.1:9"
-    launches = [replace(LAUNCH, rank=rank) for rank in range(2)]
-    launcher.start(launches)
-    launcher.move([1])
-    assert launcher.workers[1] != gone
-    assert len(set(launcher.workers)) == 2
+def test_a_member_whose_worker_went_away_before_it_started_is_told_and_its_place_given_back(client: Client) -> None:
+    there = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    claim = FixedClaim(("tcp://127.0.0.1:9", *there[1:]), there[:1])
+    launcher = DaskLauncher(client, claim)
+    numbers = iter(range(9))
+    assert launcher.start(2, lambda: replace(LAUNCH, member=next(numbers))) == [(0, there[1]), (1, there[0])]
+    assert claim.workers == (there[1], there[0])
+    launcher._places[1] = "tcp://127.0.0.1:9"
+    [(member, text)] = launcher.lost([1])
+    assert member == 1
+    assert "went away before it began" in text
     launcher.close()
+
+
+class FixedClaim:
+    """A claim with workers to spare."""
+
+    def __init__(self, workers: tuple[str, ...], spare: list[str]) -> None:
+        self.workers, self._spare = workers, spare
+
+    def more(self, count: int) -> list[str]:
+        found, self._spare = self._spare[:count], self._spare[count:]
+        self.workers += tuple(found)
+        return found
+
+    def give_back(self, addresses: Any) -> None:
+        self.workers = tuple(each for each in self.workers if each not in addresses)
+
+
+STEPS = 160  # of 0.05 s: long enough for a stopped rank to be noticed
+COUNT = Sizes(start=2, least=1, most=2, survive=True)
+
+
+def deal(order: Introduce) -> list[dict[str, Any]]:
+    size = len(order.members)
+    return [{"lanes": list(range(rank, 8, size)), "steps": STEPS, "pause_s": 0.05} for rank in range(size)]
+
+
+@pytest.mark.parametrize("what", ["kill rank", "stop rank", "kill worker", "stop both"])
+def test_a_gang_that_survives_goes_on_after_any_loss(client: Client, mark: str, what: str) -> None:
+    workers = {worker.pid for worker in map(psutil.Process, client.run(os.getpid).values())}
+    sign = signal.SIGKILL if what.startswith("kill") else signal.SIGSTOP
+    told: list[float] = []
+
+    def listen(rank: int, message: dict[str, Any]) -> None:
+        if message.get("step") == 10 and rank == 1 and not told:
+            process = psutil.Process(message["pid"])
+            told.append(time.monotonic())
+            for each in (process, *process.parents()[: 0 if what.endswith("rank") else 1]):
+                each.send_signal(sign)
+
+    losses: list[tuple[float, Loss]] = []
+    try:
+        found = run_gang(
+            client,
+            "gang_programs:count",
+            deal,
+            sizes=COUNT,
+            on_message=listen,
+            on_loss=lambda loss: losses.append((time.monotonic() - told[0], loss)),
+        )
+    finally:
+        for pid in workers:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGCONT)
+    step, total, _, _ = json.loads(found.results[0])
+    assert (step, total) == (STEPS, sum(lane * (step + 1) for lane in range(8) for step in range(STEPS)))
+    [(noticed_s, loss)] = losses
+    assert loss.rank == 1
+    assert noticed_s < (5 if what.startswith("kill") else 12)
+    wait_until_gone(mark, 10)
+
+
+def test_a_gang_grows_when_a_worker_comes(cluster: LocalCluster, client: Client, mark: str) -> None:
+    formations: list[tuple[int, int]] = []
+
+    def listen(rank: int, message: dict[str, Any]) -> None:
+        if "size" in message and rank == 0:
+            formations.append((message["formation"], message["size"]))
+        if message.get("step") == 5 and rank == 0 and len(formations) == 1:
+            cluster.scale(3)
+
+    try:
+        found = run_gang(
+            client, "gang_programs:count", lambda order: [{**each, "steps": 400} for each in deal(order)],
+            sizes=replace(COUNT, most=3), on_message=listen,
+        )  # fmt: skip
+        assert json.loads(found.results[0])[0] == 400
+        assert formations == [(1, 2), (2, 3)]
+        assert found.losses == ()
+    finally:
+        cluster.scale(2)
+    wait_until_gone(mark, 10)

@@ -68,7 +68,7 @@ class Boosting:
             stop=request.stop,
             name="xgboost",
         )
-        return _fit(results[0], request, job, ranks=len(dealt))
+        return _fit(results.results[0], request, job, ranks=len(dealt))
 
 
 XGBOOST = Boosting()

@@ -190,7 +190,7 @@ class Foreign:
             stop=request.stop,
             name=self.found.name,
         )
-        return take_apart(results[0])
+        return take_apart(results.results[0])
 
     def _job(self, request: FitRequest, choice: Choice, places: tuple[int, ...]) -> Job:
         config, data = request.config, request.data

@@ -146,7 +146,7 @@ def _fit(request: FitRequest) -> Fit:
         stop=request.stop,
         name=request.config.estimator,
     )
-    return assemble(results, time.monotonic() - began)
+    return assemble(results.results, time.monotonic() - began)
 
 
 def rank_arguments(request: FitRequest) -> list[dict[str, Any]]:

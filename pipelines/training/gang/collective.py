@@ -44,6 +44,8 @@ class TcpCollective:
         The gang's secret, which keeps strangers out.
     step_s, start_s : float
         Deadline of one operation, and of building the mesh.
+    leaving : callable
+        Returns why the gang leaves, empty as long as it does not: building the mesh ends then.
     """
 
     def __init__(
@@ -55,10 +57,11 @@ class TcpCollective:
         token: bytes,
         step_s: float,
         start_s: float,
+        leaving: Callable[[], str] = str,
     ) -> None:
         self._rank, self._size = rank, len(addresses)
         with listener:
-            self._links = Links(meet(rank, addresses, listener, token, start_s), step_s)
+            self._links = Links(meet(rank, addresses, listener, token, start_s, leaving), step_s)
         self._peers = tuple(self._links.peers)
         # Two ranks are never more than one message ahead of each other, more may be two.
         self._direct_bytes = DIRECT_BYTES * (2 if self._size == 2 else 1)

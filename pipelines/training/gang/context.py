@@ -29,6 +29,12 @@ class Deadlines:
     """Without any progress (CPU time or a message) of any rank."""
     grace_s: float = 20.0
     """For ranks to write a checkpoint and leave after a stop was asked for."""
+    rejoin_s: float = 3.0
+    """For replacements to come before a gang that has lost ranks goes on without them."""
+
+
+def _forget(step: int) -> None:
+    """Nobody wants to know."""
 
 
 class Collective(Protocol):
@@ -66,7 +72,20 @@ class Collective(Protocol):
 
 
 class StopRequested(Exception):
-    """Raised by a rank's program that leaves because `RankContext.stopping` was set (after its checkpoint)."""
+    """Raised by a rank's program that leaves because `RankContext.stop_requested` was set (after its checkpoint)."""
+
+
+class Regroup(Exception):
+    """Raised by a rank's program, on all ranks after the same step, to be called again in a new formation."""
+
+
+@dataclass
+class Kept:
+    """What a rank's process keeps from one formation of its gang to the next."""
+
+    holds: tuple[int, ...] = ()
+    """Numbers of what it has loaded; whoever deals out the work for the next formation is told."""
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,3 +109,11 @@ class RankContext:
     """Send a small JSON message to ``run_gang``'s `on_message`; never blocks for long."""
     stop_requested: Callable[[], bool] = field(repr=False)
     """Whether this rank was asked to leave. Ranks hear of it at different times: let one decide and broadcast."""
+    regroup_requested: Callable[[], bool] = field(repr=False, default=bool)
+    """Whether more ranks are waiting to join. Rank 0 is told; it makes all raise `Regroup` after the same step."""
+    committed: Callable[[int], None] = field(repr=False, default=_forget)
+    """Tell that the work has come to a step from which it would go on; a gang that makes no steps is not formed again
+    and again."""
+    formation: int = 1
+    """Counts how often the gang has formed; the ranks that were here before keep `kept`."""
+    kept: Kept = field(repr=False, default_factory=Kept)

@@ -10,24 +10,24 @@ import logging
 import selectors
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.training.gang import events, wire
-from pipelines.training.gang.events import Cause, Event, Introduce, Kill, Order, Tell
+from pipelines.training.gang.events import Cause, Event, Introduce, Kill, Order, Recruit, Tell
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class _Peer:
-    """One connection: nameless until it has proven the token and said which watcher or rank it is."""
+    """One connection: nameless until it has proven the token and said which member it speaks for."""
 
     sock: socket.socket
     nonce: bytes
     role: str = ""
-    rank: int = -1
+    member: int = -1
     proven: bool = False
     raw: bytearray = field(default_factory=bytearray)
     decoder: wire.Decoder = field(default_factory=wire.Decoder)
@@ -43,19 +43,19 @@ class Coordinator:
     host : str
         Address to listen at, reachable from the workers.
     token : bytes
-    arguments : sequence of bytes
-        What is handed to each rank when the gang has met.
+    deal : callable
+        From an `Introduce` to what is handed to each rank, by rank.
     """
 
-    def __init__(self, host: str, token: bytes, arguments: Sequence[bytes]) -> None:
+    def __init__(self, host: str, token: bytes, deal: Callable[[Introduce], Sequence[bytes]]) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=256)
         self._listener.setblocking(False)
-        self._token, self._arguments = token, arguments
+        self._token, self._deal = token, deal
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._peers: dict[tuple[str, int], _Peer] = {}
-        self._met: set[tuple[str, int]] = set()
+        self._expected: set[tuple[str, int]] = set()
         self.address = (host, int(self._listener.getsockname()[1]))
 
     def __enter__(self) -> Coordinator:
@@ -68,6 +68,10 @@ class Coordinator:
             self._selector.unregister(sock)
             wire.close(sock)
         self._selector.close()
+
+    def expect(self, member: int) -> None:
+        """Let a member and its watcher in, once each."""
+        self._expected |= {("watcher", member), ("member", member)}
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Wait for something to happen, at most `timeout_s`, and return it as events."""
@@ -87,13 +91,17 @@ class Coordinator:
         """Send what `membership` has ordered. A peer that is gone is told nothing; its end is an event of its own."""
         for order in orders:
             match order:
-                case Introduce(addresses):
-                    for rank, arguments in enumerate(self._arguments):
-                        self._send("rank", rank, {"kind": "introduce", "addresses": addresses}, arguments)
-                case Tell(rank, word, reason):
-                    self._send("rank", rank, {"kind": word, "reason": reason})
-                case Kill(rank):
-                    self._send("watcher", rank, {"kind": "kill"})
+                case Introduce(formation, members, addresses):
+                    header = {"kind": "introduce", "formation": formation, "addresses": addresses}
+                    dealt = self._deal(order)
+                    for rank, (member, arguments) in enumerate(zip(members, dealt, strict=True)):
+                        self._send("member", member, {**header, "rank": rank}, arguments)
+                case Tell(member, word, reason):
+                    self._send("member", member, {"kind": word, "reason": reason})
+                case Kill(member):
+                    self._send("watcher", member, {"kind": "kill"})
+                case Recruit():
+                    raise ValueError("calling for members is the launcher's work")
 
     def _accept(self) -> None:
         try:
@@ -107,8 +115,8 @@ class Coordinator:
         peer.unsent.append(memoryview(peer.nonce))
         self._flush(peer)
 
-    def _send(self, role: str, rank: int, header: dict[str, Any], payload: bytes = b"") -> None:
-        peer = self._peers.get((role, rank))
+    def _send(self, role: str, member: int, header: dict[str, Any], payload: bytes = b"") -> None:
+        peer = self._peers.get((role, member))
         if peer is not None:
             peer.unsent.append(memoryview(wire.encode(header, payload)))
             self._flush(peer)
@@ -138,7 +146,9 @@ class Coordinator:
         if not data:
             return self._lost(peer)
         try:
-            return [event for frame in self._frames(peer, data) for event in self._understand(peer, *frame)]
+            found = [event for frame in self._frames(peer, data) for event in self._understand(peer, *frame)]
+            # A watcher waits for its last words to be read: its worker is free for another member then.
+            return found + self._lost(peer) if peer.last_words else found
         except (wire.Malformed, KeyError, TypeError, ValueError) as error:
             logger.warning("a connection was closed that does not speak as a gang does: %s", error)
             return self._lost(peer)
@@ -158,39 +168,43 @@ class Coordinator:
     def _understand(self, peer: _Peer, header: dict[str, Any], payload: bytes) -> list[Event]:
         if not peer.role:
             return self._welcome(peer, header)
-        rank, kind = peer.rank, header["kind"]
+        member, kind = peer.member, header["kind"]
         match kind:
+            case "arrived":
+                host, port = header["address"]
+                return [events.Arrived(member, (str(host), int(port)), tuple(map(int, header["holds"])))]
             case "beat":
-                return [events.Beat(rank, header["state"], header["cpu_s"], header["rss_bytes"])]
+                return [events.Beat(member, header["state"], header["cpu_s"], header["rss_bytes"])]
             case "report":
-                return [events.Spoke(rank, header["message"])]
+                return [events.Spoke(member, header["message"])]
+            case "committed":
+                return [events.Committed(member, int(header["step"]))]
+            case "left":
+                return [events.Left(member, header["text"], header["blamed"])]
             case "returned":
-                return [events.Returned(rank, payload)]
+                return [events.Returned(member, payload)]
             case "complained":
                 details, leaving = header.get("details", {}), header.get("leaving", False)
-                return [events.Complained(rank, Cause(header["cause"]), header["text"], details, leaving)]
+                return [events.Complained(member, Cause(header["cause"]), header["text"], details, leaving)]
             case "gone":
                 peer.last_words = True
                 details = {"log": header["log"], "peak_rss_bytes": header["peak_rss_bytes"]}
-                return [events.Gone(rank, Cause(header["cause"]), header["text"], details)]
+                return [events.Gone(member, Cause(header["cause"]), header["text"], details)]
         raise wire.Malformed(f"an unknown word {kind!r}")
 
     def _welcome(self, peer: _Peer, hello: dict[str, Any]) -> list[Event]:
-        role, rank = str(hello["role"]), int(hello["rank"])
-        if role not in ("rank", "watcher") or not 0 <= rank < len(self._arguments) or (role, rank) in self._met:
-            raise wire.Malformed(f"a second or an unknown {role} {rank}")
-        peer.role, peer.rank = role, rank
-        self._peers[role, rank] = peer
-        self._met.add((role, rank))
-        if role == "watcher":
-            return [events.Watched(rank, str(hello["worker"]))]
-        host, port = hello["address"]
-        return [events.Arrived(rank, (str(host), int(port)))]
+        role, member = str(hello["role"]), int(hello["member"])
+        if (role, member) not in self._expected:
+            raise wire.Malformed(f"a second or an unknown {role} {member}")
+        peer.role, peer.member = role, member
+        self._peers[role, member] = peer
+        self._expected.discard((role, member))
+        return [events.Watched(member, str(hello["worker"]))] if role == "watcher" else []
 
     def _lost(self, peer: _Peer) -> list[Event]:
         self._selector.unregister(peer.sock)
         wire.close(peer.sock)
-        self._peers.pop((peer.role, peer.rank), None)
+        self._peers.pop((peer.role, peer.member), None)
         if peer.role == "watcher" and not peer.last_words:
-            return [events.Gone(peer.rank, Cause.KILLED, "its worker was lost: the watcher's connection broke")]
+            return [events.Gone(peer.member, Cause.KILLED, "its worker was lost: the watcher's connection broke")]
         return []

@@ -1,4 +1,8 @@
-"""What happens to a gang, and what it orders: the words between `membership` and those who act for it."""
+"""What happens to a gang, and what it orders: the words between `membership` and those who act for it.
+
+A *member* is one process of the gang, with a number of its own that is never used again. Its *rank* is its position in
+one *formation*: the members that are connected with each other now.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any, TypeAlias
 
 
 class Cause(Enum):
-    """Kinds of trouble. `BLAMED` is a rank's word about another one, and weaker than any other."""
+    """Kinds of trouble. `BLAMED` is a member's word about another one, and weaker than any other."""
 
     RAISED = "raised"
     DIED = "died"
@@ -24,26 +28,35 @@ class Cause(Enum):
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A worker has begun to watch `rank`'s process."""
+class Enlisted:
+    """`member` was sent for: a watcher for it is on its way to `place`."""
 
-    rank: int
+    member: int
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A worker has begun to watch `member`'s process."""
+
+    member: int
     worker: str
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """`rank` is up and waits for its peers at `address`."""
+    """`member` waits to be introduced, and for its peers at `address`; `holds` are numbers of what it has loaded."""
 
-    rank: int
+    member: int
     address: tuple[str, int]
+    holds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Beat:
-    """What a watcher sees of its rank."""
+    """What a watcher sees of its member."""
 
-    rank: int
+    member: int
     state: str
     cpu_s: float
     rss_bytes: int
@@ -51,25 +64,42 @@ class Beat:
 
 @dataclass(frozen=True)
 class Spoke:
-    """`rank` has reported something, which is progress; the gang's owner is told."""
+    """`member` has reported something, which is progress; the gang's owner is told."""
 
-    rank: int
+    member: int
     message: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Returned:
-    """`rank`'s program has returned."""
+class Committed:
+    """The gang's work has come to `step`, from which it would go on."""
 
-    rank: int
+    member: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Left:
+    """`member` has left its formation, and will arrive again: it was told to, or it lost sight of rank `blamed`."""
+
+    member: int
+    text: str = ""
+    blamed: int | None = None
+
+
+@dataclass(frozen=True)
+class Returned:
+    """`member`'s program has returned."""
+
+    member: int
     result: bytes
 
 
 @dataclass(frozen=True)
 class Complained:
-    """`rank`'s program has raised; or left because it was told to (`leaving`)."""
+    """`member`'s program has raised, and its process ends; or it ends because it was told to (`leaving`)."""
 
-    rank: int
+    member: int
     cause: Cause
     text: str
     details: dict[str, Any]
@@ -78,9 +108,9 @@ class Complained:
 
 @dataclass(frozen=True)
 class Gone:
-    """`rank`'s process has ended, or its watcher has: expected of one that has returned, left or was to be killed."""
+    """`member`'s process has ended, or its watcher has: expected of one that was dismissed, or was to be killed."""
 
-    rank: int
+    member: int
     cause: Cause
     text: str
     details: dict[str, Any] = field(default_factory=dict)
@@ -93,32 +123,51 @@ class StopAsked:
     now: bool = False
 
 
-Event: TypeAlias = Watched | Arrived | Beat | Spoke | Returned | Complained | Gone | StopAsked
+Event: TypeAlias = (
+    Enlisted | Watched | Arrived | Beat | Spoke | Committed | Left | Returned | Complained | Gone | StopAsked
+)
 
 # --- orders ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Introduce:
-    """Tell every rank the addresses of all."""
+class Recruit:
+    """Send for up to `count` more members, wherever there is room."""
 
+    count: int
+
+
+@dataclass(frozen=True)
+class Introduce:
+    """Tell every member of a new formation its rank and the addresses of all.
+
+    `members`, `addresses` and `holds` are by rank.
+    """
+
+    formation: int
+    members: tuple[int, ...]
     addresses: tuple[tuple[str, int], ...]
+    holds: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Tell:
-    """Tell a rank to ``stop`` (save and leave) or to ``abort`` (leave the collective at once)."""
+    """Say a word to a member.
 
-    rank: int
+    ``stop``: save and end; ``regroup``: leave the formation at the next step; ``leave``: leave it at once, and arrive
+    again; ``dismiss``: leave and end.
+    """
+
+    member: int
     word: str
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """Make a rank's watcher kill it."""
+    """Make a member's watcher kill it."""
 
-    rank: int
+    member: int
 
 
-Order: TypeAlias = Introduce | Tell | Kill
+Order: TypeAlias = Recruit | Introduce | Tell | Kill

@@ -1,20 +1,19 @@
-"""Where ranks are started: on distinct Dask workers, or as children of the calling process."""
+"""Where members are started: on distinct Dask workers, or as children of the calling process."""
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from pipelines.errors import DeadlineError
 from pipelines.training.gang import process
+from pipelines.training.gang.queue import Claim
 from pipelines.training.gang.watcher import Launch, Site, address_towards, local_site, watch
 
 if TYPE_CHECKING:
@@ -27,27 +26,30 @@ _END_S = 3.0
 
 
 class Launcher(Protocol):
-    """A place for ranks."""
+    """Places for members."""
 
     @property
     def host(self) -> str:
-        """The address of this process that ranks can reach."""
+        """The address of this process that members can reach."""
         ...
 
-    def start(self, launches: Sequence[Launch]) -> None:
-        """Start a watcher for every launch, each in another place; does not wait for them."""
+    def start(self, count: int, launch: Callable[[], Launch]) -> list[tuple[int, str]]:
+        """Start watchers of up to `count` new members, each in another place; returns their numbers and places.
+
+        `launch` makes the next member's. Does not wait for them.
+        """
         ...
 
-    def move(self, ranks: Sequence[int]) -> None:
-        """Start the watchers of `ranks`, which have not been heard of, elsewhere if their place is gone."""
+    def lost(self, unwatched: Sequence[int]) -> list[tuple[int, str]]:
+        """Return members whose watchers could not work, and those of `unwatched` whose places are gone; and why."""
         ...
 
-    def trouble(self) -> tuple[int, str] | None:
-        """Return the first rank whose watcher could not do its work, and why."""
+    def forget(self, member: int, *, suspect: bool) -> None:
+        """Note that a member has ended; a `suspect` place is not used again before its watcher has ended too."""
         ...
 
-    def evidence(self, ranks: Sequence[int]) -> str:
-        """Say what is known about ranks that have not arrived."""
+    def evidence(self, members: Sequence[int]) -> str:
+        """Say what is known about members that have not arrived."""
         ...
 
     def close(self) -> None:
@@ -64,22 +66,25 @@ class LocalLauncher:
         self._threads: list[threading.Thread] = []
         self._trouble: list[tuple[int, str]] = []
 
-    def start(self, launches: Sequence[Launch]) -> None:
+    def start(self, count: int, launch: Callable[[], Launch]) -> list[tuple[int, str]]:
         """See `Launcher.start`."""
-        for launch in launches:
-            name = f"watcher of rank {launch.rank}"
-            thread = threading.Thread(target=self._watch, args=(launch,), name=name, daemon=True)
+        launches = [launch() for _ in range(count)]
+        for each in launches:
+            name = f"watcher of member {each.member}"
+            thread = threading.Thread(target=self._watch, args=(each,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
+        return [(each.member, "") for each in launches]
 
-    def move(self, ranks: Sequence[int]) -> None:
-        """See `Launcher.move`: this place is not gone."""
+    def lost(self, unwatched: Sequence[int]) -> list[tuple[int, str]]:
+        """See `Launcher.lost`: this place is not gone."""
+        found, self._trouble = self._trouble, []
+        return found
 
-    def trouble(self) -> tuple[int, str] | None:
-        """See `Launcher.trouble`."""
-        return self._trouble[0] if self._trouble else None
+    def forget(self, member: int, *, suspect: bool) -> None:
+        """See `Launcher.forget`: there is room for any number."""
 
-    def evidence(self, ranks: Sequence[int]) -> str:
+    def evidence(self, members: Sequence[int]) -> str:
         """See `Launcher.evidence`."""
         return ""
 
@@ -92,99 +97,107 @@ class LocalLauncher:
         try:
             watch(launch, local_site())
         except Exception as error:  # noqa: BLE001 - a thread's boundary: the coordinator tells it
-            self._trouble.append((launch.rank, f"{type(error).__name__}: {error}"))
+            self._trouble.append((launch.member, f"{type(error).__name__}: {error}"))
 
 
 class DaskLauncher:
-    """Watchers as tasks, each pinned to another worker."""
+    """Watchers as tasks, each pinned to another of the workers that the gang has claimed."""
 
-    def __init__(self, client: Client, ranks: int, *, start_s: float) -> None:
-        self._client = client
-        self._launches: list[Launch] = []
-        self._futures: list[Any] = []
-        self.workers = _choose_workers(client, ranks, start_s)
+    def __init__(self, client: Client, claim: Claim) -> None:
+        self._client, self._claim = client, claim
+        self._places: dict[int, str] = {}
+        self._futures: dict[int, Any] = {}
+        self._suspects: dict[str, Any] = {}
         scheduler = urlsplit(client.scheduler.address).hostname
         self.host = address_towards(scheduler) if scheduler and "://" in client.scheduler.address else "127.0.0.1"
 
-    def start(self, launches: Sequence[Launch]) -> None:
+    def start(self, count: int, launch: Callable[[], Launch]) -> list[tuple[int, str]]:
         """See `Launcher.start`."""
-        self._launches = list(launches)
-        self._futures = [self._submit(launch) for launch in launches]
+        free = self._free()
+        if len(free) < count:
+            free += self._claim.more(count - len(free))
+        begun = []
+        for place in free[:count]:
+            each = launch()
+            self._places[each.member], self._futures[each.member] = place, self._submit(each, place)
+            begun.append((each.member, place))
+        return begun
 
-    def move(self, ranks: Sequence[int]) -> None:
-        """See `Launcher.move`: a task pinned to a worker that is gone would wait for ever."""
+    def _free(self) -> list[str]:
+        """Claimed workers without a member; those that are gone are given back."""
         there = self._client.scheduler_info(n_workers=-1)["workers"]
-        for rank in ranks:
-            free = sorted(set(there) - set(self.workers))
-            if self.workers[rank] in there or not free:
-                continue
-            logger.info("rank %d goes to %s: %s is gone", rank, free[0], self.workers[rank])
-            self._futures[rank].cancel()
-            self.workers[rank] = free[0]
-            self._futures[rank] = self._submit(self._launches[rank])
+        gone = [place for place in self._claim.workers if place not in there]
+        if gone:
+            self._claim.give_back(gone)
+        self._suspects = {place: future for place, future in self._suspects.items() if not future.done()}
+        taken = {*self._places.values(), *self._suspects}
+        return [place for place in self._claim.workers if place not in taken]
 
-    def _submit(self, launch: Launch) -> Any:
+    def _submit(self, launch: Launch, place: str) -> Any:
         return self._client.submit(
             _watch_on_worker,
             launch.plain(),
-            key=f"mutirao-rank-{launch.gang}-{launch.rank}-{uuid.uuid4().hex[:8]}",
-            workers=[self.workers[launch.rank]],
+            key=f"mutirao-rank-{launch.gang}-{launch.member}-{uuid.uuid4().hex[:8]}",
+            workers=[place],
             allow_other_workers=False,
             retries=0,
             pure=False,
         )
 
-    def trouble(self) -> tuple[int, str] | None:
-        """See `Launcher.trouble`."""
-        for rank, future in enumerate(self._futures):
+    def lost(self, unwatched: Sequence[int]) -> list[tuple[int, str]]:
+        """See `Launcher.lost`: a task pinned to a worker that is gone would wait for ever."""
+        found = []
+        for member, future in self._futures.items():
             if future.status == "error":
                 error = future.exception(timeout=5)
-                return rank, f"{type(error).__name__}: {error}"
-            if future.status in ("lost", "cancelled"):
-                return rank, f"its task was {future.status} by the Dask scheduler"
-        return None
+                found.append((member, f"its watcher could not work: {type(error).__name__}: {error}"))
+            elif future.status in ("lost", "cancelled"):
+                found.append((member, f"its task was {future.status} by the Dask scheduler"))
+        waiting = [member for member in unwatched if member in self._places]
+        if waiting:
+            there = self._client.scheduler_info(n_workers=-1)["workers"]
+            gone = [member for member in waiting if self._places[member] not in there]
+            found += [(member, f"its worker {self._places[member]} went away before it began") for member in gone]
+        return found
 
-    def evidence(self, ranks: Sequence[int]) -> str:
+    def forget(self, member: int, *, suspect: bool) -> None:
+        """See `Launcher.forget`."""
+        place, future = self._places.pop(member, None), self._futures.pop(member, None)
+        if place is None or future is None:
+            return
+        if suspect and not future.done():
+            self._suspects[place] = future
+        elif not future.done():
+            self._client.cancel([future], force=True)
+
+    def evidence(self, members: Sequence[int]) -> str:
         """See `Launcher.evidence`."""
         there = self._client.scheduler_info(n_workers=-1)["workers"]
         busy = self._client.processing()
         said = []
-        for rank in ranks:
-            worker = self.workers[rank]
+        for member in members:
+            worker = self._places.get(member)
+            if worker is None:
+                continue
             if worker not in there:
-                said.append(f"rank {rank}: its worker {worker} is gone")
+                said.append(f"rank {member}: its worker {worker} is gone")
             else:
                 others = [str(key) for key in busy.get(worker, ()) if not str(key).startswith("mutirao-rank-")]
-                said.append(f"rank {rank}: worker {worker} " + (f"is busy with {others[:3]}" if others else "is idle"))
+                said.append(
+                    f"rank {member}: worker {worker} " + (f"is busy with {others[:3]}" if others else "is idle")
+                )
         return "; ".join(said)
 
     def close(self) -> None:
         """See `Launcher.close`."""
         from distributed import wait
 
+        futures = [*self._futures.values(), *self._suspects.values()]
         with suppress(TimeoutError, CancelledError):  # one that can't be started any more never ends
-            wait(self._futures, timeout=_END_S)
-        self._client.cancel(self._futures, force=True)
+            wait(futures, timeout=_END_S)
+        self._client.cancel(futures, force=True)
         self._futures.clear()
-
-
-def _choose_workers(client: Client, ranks: int, start_s: float) -> list[str]:
-    """Pick distinct workers, the least busy first; waits for them at most `start_s`."""
-    end = time.monotonic() + start_s
-    while True:
-        there = sorted(client.scheduler_info(n_workers=-1)["workers"])
-        if len(there) >= ranks:
-            busy = client.processing()
-            return sorted(there, key=lambda worker: (len(busy.get(worker, ())), worker))[:ranks]
-        if time.monotonic() > end:
-            raise DeadlineError(
-                f"workers did not come within {start_s:g} s",
-                on="the cluster",
-                expected=f"{ranks} workers, one per rank",
-                found=str(len(there)),
-                remedy="Ask for fewer ranks, or look at the cluster's log for why workers are missing.",
-            )
-        time.sleep(0.2)
+        self._suspects.clear()
 
 
 def _watch_on_worker(plain: dict[str, Any]) -> None:

@@ -8,15 +8,17 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipelines import errors
 from pipelines.errors import DeadlineError, GangError, InterruptedRunError, MutiraoError, UserCodeError
 from pipelines.training.gang.context import Deadlines
 from pipelines.training.gang.coordinator import Coordinator
-from pipelines.training.gang.events import Cause, Complained, Spoke, StopAsked
+from pipelines.training.gang.events import Cause, Enlisted, Event, Gone, Introduce, Order, Recruit, Spoke, StopAsked
 from pipelines.training.gang.launch import DaskLauncher, Launcher, LocalLauncher
-from pipelines.training.gang.membership import Membership, Phase, Trouble
+from pipelines.training.gang.membership import Membership, Phase, Sizes, Trouble
 from pipelines.training.gang.queue import turn
 from pipelines.training.gang.watcher import Launch
 
@@ -26,28 +28,59 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
-MOVE_S = 2.0
-"""Between two looks for ranks whose worker went away before it could start them."""
+LOOK_S = 1.0
+"""Between two looks for members whose watchers can't work, or whose worker went away before it could start them."""
+
+Deal: TypeAlias = Callable[[Introduce], Sequence[dict[str, Any]]]
+"""From a new formation to the arguments of each rank, by rank: JSON values."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A rank that was lost, and that the gang went on without."""
+
+    formation: int
+    rank: int
+    worker: str
+    cause: str
+    text: str
+
+
+@dataclass(frozen=True)
+class GangResult:
+    """What the ranks' programs returned, by rank, and what the gang went through."""
+
+    results: list[bytes]
+    formations: int
+    losses: tuple[Loss, ...]
+    waits_s: tuple[float, ...]
+    """Seconds between leaving one formation and meeting in the next."""
 
 
 def run_gang(
     client: Client | None,
     program: str,
-    arguments: Sequence[dict[str, Any]],
+    arguments: Sequence[dict[str, Any]] | Deal,
     *,
+    sizes: Sizes | None = None,
     threads: int = 1,
     memory_bytes: int | None = None,
     deadlines: Deadlines | None = None,
     on_message: Callable[[int, dict[str, Any]], None] | None = None,
-    on_wait: Callable[[str], None] | None = None,
+    on_wait: Callable[[Any], None] | None = None,
+    on_loss: Callable[[Loss], None] | None = None,
     stop: threading.Event | None = None,
     name: str = "training",
-) -> list[bytes]:
-    """Start one rank per element of `arguments` on distinct Dask workers, and wait for what they return.
+) -> GangResult:
+    """Start ranks on distinct Dask workers, and wait for what they return.
 
     Every rank is a child process of its worker, which calls ``program(context)``. All start or none. When one fails or
     is lost, the others are told, leave, and are killed if they do not; no process is left when this returns or raises.
-    Gangs on one cluster take turns (a lock with a queue), so two of them never wait for each other's workers.
+
+    A gang that survives (``sizes.survive``) goes on after a loss: the ranks that are left leave the collective, and
+    `program` is called again in each of them, in a new formation with those that have come in place of the lost ones,
+    or without them. What ranks keep in ``RankContext.kept`` they have again. The same happens when more workers come.
+    `arguments` is then called for every formation.
 
     Parameters
     ----------
@@ -55,8 +88,10 @@ def run_gang(
         The cluster; None starts the ranks as children of this process (one machine, no Dask).
     program : str
         ``"module:function"``, a function ``RankContext -> bytes``, importable on the workers.
-    arguments : sequence of dict
-        JSON values, one dict per rank.
+    arguments : sequence of dict, or callable
+        JSON values, one dict per rank; or a function that gives them for a formation.
+    sizes : Sizes, optional
+        How many ranks. Default: one per element of `arguments`, and none may be lost.
     threads : int
         What ``RankContext.threads`` says.
     memory_bytes : int, optional
@@ -64,17 +99,14 @@ def run_gang(
     deadlines : Deadlines, optional
     on_message : callable ``(rank, message)``, optional
         Called in this thread for every message that a rank reports; what it raises ends the gang.
-    on_wait : callable ``(holder)``, optional
-        Called when another gang has the cluster, with its name.
+    on_wait : callable ``(place)``, optional
+        Called when other gangs have the workers, with the place in the queue.
+    on_loss : callable ``(loss)``, optional
+        Called when a rank was lost and the gang goes on.
     stop : threading.Event, optional
         Set it to make the ranks write their checkpoint and leave.
     name : str
         Shown to others that wait for this gang, and in errors.
-
-    Returns
-    -------
-    list of bytes
-        What each rank's program returned, by rank.
 
     Raises
     ------
@@ -90,23 +122,36 @@ def run_gang(
     KeyboardInterrupt
         After Ctrl-C, once the ranks have left.
     """
-    if not arguments:
-        raise ValueError("a gang has at least one rank")
+    deal: Deal
+    if callable(arguments):
+        if sizes is None:
+            raise ValueError("say how many ranks when arguments are dealt out for each formation")
+        deal = arguments
+    else:
+        fixed = list(arguments)
+        if not fixed:
+            raise ValueError("a gang has at least one rank")
+        sizes, deal = sizes or Sizes.fixed(len(fixed)), lambda _: fixed
     deadlines, stop = deadlines or Deadlines(), stop or threading.Event()
-    with turn(client, name, queue_s=deadlines.queue_s, stop=stop, on_wait=on_wait or _ignore):
-        launcher: Launcher
-        if client is None:
-            launcher = LocalLauncher()
-        else:
-            launcher = DaskLauncher(client, len(arguments), start_s=deadlines.start_s)
+    with turn(
+        client,
+        name,
+        ranks=sizes.start,
+        min_ranks=sizes.least if sizes.survive else sizes.start,
+        queue_s=deadlines.queue_s,
+        start_s=deadlines.start_s,
+        stop=stop,
+        on_wait=on_wait or _ignore,
+    ) as claim:
+        if client is not None:
+            sizes = replace(sizes, start=min(sizes.start, len(claim.workers)))
+        launcher: Launcher = LocalLauncher() if client is None else DaskLauncher(client, claim)
         token = secrets.token_bytes(32)
-        packed = [json.dumps(each, allow_nan=False).encode() for each in arguments]
         try:
-            with Coordinator(launcher.host, token, packed) as coordinator:
-                template = Launch(
+            with Coordinator(launcher.host, token, partial(_packed, deal)) as coordinator:
+                first = Launch(
                     gang=secrets.token_hex(4),
-                    rank=0,
-                    size=len(arguments),
+                    member=0,
                     coordinator=coordinator.address,
                     token=token.hex(),
                     program=program,
@@ -115,53 +160,98 @@ def run_gang(
                     step_s=deadlines.step_s,
                     start_s=deadlines.start_s,
                 )
-                gang = Membership(len(arguments), deadlines, time.monotonic())
-                launcher.start([Launch.of({**template.plain(), "rank": rank}) for rank in range(len(arguments))])
-                interrupted = _attend(gang, coordinator, launcher, stop, on_message or _ignore)
+                gang = Membership(sizes, deadlines, time.monotonic())
+                hands = _Hands(gang, coordinator, launcher, first, on_message or _ignore, on_loss or _ignore)
+                interrupted = hands.attend(stop)
         finally:
             launcher.close()
     if interrupted is not None:
         raise interrupted
     if gang.results is not None:
-        return gang.results
+        losses = tuple(_loss(trouble) for trouble in gang.losses)
+        return GangResult(gang.results, gang.formation, losses, tuple(gang.waits_s))
     raise _failure(gang, name)
 
 
-def _attend(
-    gang: Membership,
-    coordinator: Coordinator,
-    launcher: Launcher,
-    stop: threading.Event,
-    on_message: Callable[[int, dict[str, Any]], None],
-) -> KeyboardInterrupt | None:
-    """Serve until the gang has ended. The first Ctrl-C asks it to leave, the second kills it."""
-    interrupted: KeyboardInterrupt | None = None
-    evidence = ""
-    look_again = time.monotonic() + MOVE_S
-    while not gang.ended:
-        try:
-            if gang.phase is Phase.STARTING and time.monotonic() > look_again:
-                look_again = time.monotonic() + MOVE_S
-                launcher.move(gang.unwatched())
-            for event in coordinator.poll(POLL_S):
-                coordinator.obey(gang.handle(event, time.monotonic()))
-                if isinstance(event, Spoke):
-                    on_message(event.rank, event.message)
-            trouble = launcher.trouble()
-            if trouble is not None and not gang.troubles:
-                rank, text = trouble
-                lost = Complained(rank, Cause.START, f"its watcher could not work: {text}", {})
-                coordinator.obey(gang.handle(lost, time.monotonic()))
-            if stop.is_set():
-                coordinator.obey(gang.handle(StopAsked(), time.monotonic()))
-            coordinator.obey(gang.tick(time.monotonic()))
-            if gang.troubles and gang.troubles[0].cause is Cause.START and not evidence:
-                evidence = launcher.evidence(gang.missing()) or "no evidence"
-                gang.troubles[0].details["evidence"] = evidence
-        except KeyboardInterrupt as error:
-            coordinator.obey(gang.handle(StopAsked(now=interrupted is not None), time.monotonic()))
-            interrupted = error
-    return interrupted if gang.results is None else None
+class _Hands:
+    """Carries events to the gang's state, and its orders to those who obey them."""
+
+    def __init__(
+        self,
+        gang: Membership,
+        coordinator: Coordinator,
+        launcher: Launcher,
+        first: Launch,
+        on_message: Callable[[int, dict[str, Any]], None],
+        on_loss: Callable[[Loss], None],
+    ) -> None:
+        self._gang, self._coordinator, self._launcher, self._first = gang, coordinator, launcher, first
+        self._on_message, self._on_loss = on_message, on_loss
+        self._members = 0
+        self._told = 0
+        self._evident = False
+
+    def attend(self, stop: threading.Event) -> KeyboardInterrupt | None:
+        """Serve until the gang has ended. The first Ctrl-C asks it to leave, the second kills it."""
+        interrupted: KeyboardInterrupt | None = None
+        gang, look_at = self._gang, 0.0
+        while not gang.ended:
+            try:
+                now = time.monotonic()
+                if now > look_at:
+                    look_at = now + LOOK_S
+                    for member, text in self._launcher.lost(gang.unwatched()):
+                        self._handle(Gone(member, Cause.START, text))
+                for event in self._coordinator.poll(POLL_S):
+                    self._handle(event)
+                    if isinstance(event, Spoke):
+                        self._on_message(gang.rank(event.member), event.message)
+                if stop.is_set():
+                    self._handle(StopAsked())
+                self._obey(gang.tick(time.monotonic()))
+                self._tell()
+            except KeyboardInterrupt as error:
+                self._handle(StopAsked(now=interrupted is not None))
+                interrupted = error
+        return interrupted if gang.results is None else None
+
+    def _handle(self, event: Event) -> None:
+        self._obey(self._gang.handle(event, time.monotonic()))
+        if isinstance(event, Gone):
+            silent = any(each.member == event.member and each.cause is Cause.SILENT for each in self._gang.losses)
+            self._launcher.forget(event.member, suspect=silent)
+
+    def _obey(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            if isinstance(order, Recruit):
+                for member, place in self._launcher.start(order.count, self._next_launch):
+                    self._gang.handle(Enlisted(member, place), time.monotonic())
+            else:
+                self._coordinator.obey([order])
+
+    def _next_launch(self) -> Launch:
+        launch = replace(self._first, member=self._members)
+        self._members += 1
+        self._coordinator.expect(launch.member)
+        return launch
+
+    def _tell(self) -> None:
+        gang = self._gang
+        for trouble in gang.losses[self._told :]:
+            logger.warning("%s lost rank %d on %s: %s", self._first.program, trouble.rank, trouble.worker, trouble.text)
+            self._on_loss(_loss(trouble))
+        self._told = len(gang.losses)
+        if gang.phase is Phase.FAILING and gang.troubles[0].cause is Cause.START and not self._evident:
+            self._evident = True
+            gang.troubles[0].details["evidence"] = self._launcher.evidence(gang.missing()) or "no evidence"
+
+
+def _packed(deal: Deal, order: Introduce) -> list[bytes]:
+    return [json.dumps(each, allow_nan=False).encode() for each in deal(order)]
+
+
+def _loss(trouble: Trouble) -> Loss:
+    return Loss(trouble.formation, trouble.rank, trouble.worker, trouble.cause.value, trouble.text)
 
 
 def _failure(gang: Membership, name: str) -> MutiraoError:
@@ -170,7 +260,7 @@ def _failure(gang: Membership, name: str) -> MutiraoError:
     if gang.stop_asked and (trouble is None or trouble.cause is Cause.BLAMED):
         return InterruptedRunError(f"{name} was stopped", remedy="It goes on from its last checkpoint when run again.")
     assert trouble is not None
-    where = f"rank {trouble.rank} on {gang.worker(trouble.rank) or 'a worker'}" if trouble.rank >= 0 else name
+    where = f"rank {trouble.rank} on {trouble.worker or 'a worker'}" if trouble.rank >= 0 else name
     details = trouble.details
     evidence = "".join(
         f"\n{title}:\n{_indented(str(details[key]))}"

@@ -1,8 +1,8 @@
-"""Start a rank on this machine, look after it, and end it: the task that a Dask worker runs for each rank.
+"""Start a member on this machine, look after it, and end it: what a Dask worker runs for each member of a gang.
 
-The watcher owns the rank's process and scratch folder. It speaks to the coordinator over a connection of its own: when
-that closes, for whatever reason, the rank is killed; when the watcher's thread or process ends, the kernel kills the
-rank (and, where the kernel can't, the end of its standard input tells it to leave).
+The watcher owns the member's process and scratch folder. It speaks to the coordinator over a connection of its own:
+when that closes, for whatever reason, the member is killed; when the watcher's thread or process ends, the kernel kills
+the member (and, where the kernel can't, the end of its standard input tells it to leave).
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ _RANK = "pipelines.training.gang.rank"
 
 @dataclass(frozen=True)
 class Launch:
-    """What a watcher must know to start its rank; small, since it travels as a task's argument."""
+    """What a watcher must know to start its member; small, since it travels as a task's argument."""
 
     gang: str
-    rank: int
-    size: int
+    member: int
     coordinator: tuple[str, int]
     token: str
     program: str
@@ -76,7 +75,7 @@ class Site:
 def watch(launch: Launch, site: Site) -> None:
     """Run one rank to its end. Returns when the rank is gone and its scratch folder removed."""
     token = bytes.fromhex(launch.token)
-    hello = {"role": "watcher", "rank": launch.rank, "worker": site.worker}
+    hello = {"role": "watcher", "member": launch.member, "worker": site.worker}
     connection = wire.dial(launch.coordinator, token, hello, launch.start_s)
     _sweep(site.folder)
     scratch = Path(tempfile.mkdtemp(prefix=_scratch_prefix(), dir=site.folder))
@@ -99,7 +98,7 @@ class _Watch:
     def run(self) -> None:
         child = process.start(_RANK, self._scratch, self._mark)
         drain = threading.Thread(
-            target=self._drain, args=(child,), daemon=True, name=f"log of rank {self._launch.rank}"
+            target=self._drain, args=(child,), daemon=True, name=f"log of member {self._launch.member}"
         )
         drain.start()
         try:
@@ -169,7 +168,7 @@ class _Watch:
         try:
             frame = self._connection.receive(LOOK_S)
         except (OSError, wire.Malformed):
-            logger.info("rank %d: the coordinator has closed the connection, ending the rank", self._launch.rank)
+            logger.info("member %d: the coordinator has closed the connection, ending it", self._launch.member)
             return False
         if frame is not None and frame[0].get("kind") == "kill":
             process.kill_tree(child, self._mark)
@@ -193,7 +192,7 @@ class _Watch:
         for line in child.stdout:
             text = line.decode(errors="replace").rstrip()
             self._log.append(text[:2000])
-            logger.info("rank %d: %s", self._launch.rank, text)
+            logger.info("member %d: %s", self._launch.member, text)
 
 
 def _scratch_prefix() -> str:

@@ -130,6 +130,11 @@ def proof(token: bytes, nonce: bytes) -> bytes:
     return hmac.digest(token, b"mutirao gang" + nonce, hashlib.sha256)
 
 
+def derived(token: bytes, formation: int) -> bytes:
+    """Make the secret of one formation, so that nobody joins another one by mistake."""
+    return hmac.digest(token, b"mutirao formation %d" % formation, hashlib.sha256)
+
+
 def proven(token: bytes, nonce: bytes, answer: bytes) -> bool:
     """Check a `proof`."""
     return hmac.compare_digest(proof(token, nonce), answer)

@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from pipelines.errors import DataError
-from pipelines.training.gang import RankContext, StopRequested
+from pipelines.training.gang import RankContext, Regroup, StopRequested
 
 
 def describe(context: RankContext) -> bytes:
@@ -115,3 +115,36 @@ def nap(context: RankContext) -> bytes:
     context.report({"pid": os.getpid()})
     time.sleep(float(context.arguments["seconds"]))
     return b"rested"
+
+
+def count(context: RankContext) -> bytes:
+    """Add up the numbers of all lanes step by step; survives losses and growth, for what is committed is kept.
+
+    ``arguments``: own ``lanes``, the ``steps`` to go, ``pause_s`` of a step, and what rank r does at step s: ``do``.
+    """
+    arguments, kept = context.arguments, context.kept.values
+    kept.setdefault("state", [0, 0])
+    newest = max(context.collective.allgather(json.dumps(kept["state"]).encode()), key=lambda each: json.loads(each))
+    step, total = json.loads(newest)
+    context.kept.holds = tuple(arguments["lanes"])
+    context.report({"formation": context.formation, "rank": context.rank, "size": context.size, "pid": os.getpid()})
+    while step < arguments["steps"]:
+        word = b"go"
+        if context.rank == 0 and context.stop_requested():
+            word = b"stop"
+        elif context.rank == 0 and context.regroup_requested():
+            word = b"regroup"
+        word = context.collective.broadcast(word)
+        if word == b"stop":
+            raise StopRequested
+        if word == b"regroup":
+            raise Regroup
+        context.report({"step": step, "rank": context.rank, "pid": os.getpid(), "formation": context.formation})
+        time.sleep(arguments.get("pause_s", 0.0))
+        own = float(sum(lane * (step + 1) for lane in arguments["lanes"]))
+        total += int(context.collective.allreduce(np.array([own]))[0])
+        step += 1
+        kept["state"] = [step, total]
+        if context.rank == 0:
+            context.committed(step)
+    return json.dumps([step, total, context.size, context.formation]).encode()

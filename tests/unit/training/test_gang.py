@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +16,15 @@ import psutil
 import pytest
 
 from pipelines.errors import DataError, DeadlineError, GangError, InterruptedRunError, MutiraoError, UserCodeError
-from pipelines.training.gang import Deadlines, run_gang
+from pipelines.training.gang import Deadlines, Loss, Sizes, run_gang
+from pipelines.training.gang.events import Introduce
 
 pytestmark = pytest.mark.usefixtures("programs_on_path")
 
 
 def test_ranks_meet_and_their_results_come_by_rank() -> None:
     heard: list[tuple[int, dict[str, Any]]] = []
-    results = run_gang(
+    gang = run_gang(
         None,
         "gang_programs:describe",
         [{"a": 1}, {"a": 2}, {"a": 3}],
@@ -27,7 +32,7 @@ def test_ranks_meet_and_their_results_come_by_rank() -> None:
         memory_bytes=1 << 30,
         on_message=lambda rank, message: heard.append((rank, message)),
     )
-    found = [json.loads(result) for result in results]
+    found = [json.loads(result) for result in gang.results]
     assert [each["rank"] for each in found] == [0, 1, 2]
     for rank, each in enumerate(found):
         assert each["size"] == 3
@@ -155,7 +160,7 @@ def test_what_the_listener_raises_ends_the_gang() -> None:
 
 def test_large_arguments_and_results_arrive_whole() -> None:
     text = "0123456789" * 300_000
-    [one, two] = run_gang(None, "gang_programs:describe", [{"text": text}, {"text": text[::-1]}])
+    [one, two] = run_gang(None, "gang_programs:describe", [{"text": text}, {"text": text[::-1]}]).results
     assert json.loads(one)["arguments"]["text"] == text
     assert json.loads(two)["arguments"]["text"] == text[::-1]
 
@@ -169,6 +174,85 @@ def test_a_start_that_takes_too_long_says_what_was_missing() -> None:
 def test_a_gang_without_progress_ends() -> None:
     with pytest.raises(GangError, match="no rank has computed or reported"):
         run_gang(None, "gang_programs:nap", [{"seconds": 60}], deadlines=Deadlines(idle_s=2.0))
+
+
+LANES, STEPS = 8, 40
+TOTAL = sum(lane * (step + 1) for lane in range(LANES) for step in range(STEPS))
+
+
+def deal(order: Introduce) -> list[dict[str, Any]]:
+    size = len(order.members)
+    return [
+        {"lanes": list(range(rank, LANES, size)), "steps": STEPS, "pause_s": 0.02, "do": None} for rank in range(size)
+    ]
+
+
+def disturb(at: dict[int, list[tuple[int, int]]]) -> Callable[[int, dict[str, Any]], None]:
+    """Send signals: from a step to (rank, signal), once each, to the rank's own process."""
+    left = {step: list(faults) for step, faults in at.items()}
+    pids: dict[int, int] = {}
+
+    def listen(rank: int, message: dict[str, Any]) -> None:
+        pids[message["rank"]] = message["pid"]
+        step = message.get("step")
+        if step in left and all(each in pids for each, _ in left[step]):
+            for victim, sign in left.pop(step):
+                os.kill(pids[victim], sign)
+
+    return listen
+
+
+SIZES = Sizes(start=3, least=1, most=3, survive=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victims", [(0,), (1,), (0, 1), (0, 1, 2)])
+def test_a_gang_that_survives_goes_on_from_what_was_committed(victims: tuple[int, ...]) -> None:
+    losses: list[Loss] = []
+    found = run_gang(
+        None,
+        "gang_programs:count",
+        deal,
+        sizes=SIZES,
+        on_message=disturb({10: [(victim, signal.SIGKILL) for victim in victims]}),
+        on_loss=losses.append,
+    )
+    step, total, size, _ = json.loads(found.results[0])
+    assert (step, total) == (STEPS, TOTAL)
+    assert size == 3, "those that were lost were replaced"
+    assert sorted(loss.rank for loss in losses) == sorted(victims)
+    assert all("SIGKILL" in loss.text for loss in losses)
+    assert found.losses == tuple(losses)
+    assert 2 <= found.formations <= 2 + len(victims)
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_replaced() -> None:
+    found = run_gang(
+        None, "gang_programs:count", deal, sizes=SIZES, on_message=disturb({10: [(1, signal.SIGSTOP)]}),
+        deadlines=Deadlines(silence_s=1.5),
+    )  # fmt: skip
+    assert json.loads(found.results[0])[:2] == [STEPS, TOTAL]
+    assert [(loss.rank, loss.cause) for loss in found.losses] == [(1, "silent")]
+
+
+@pytest.mark.slow
+def test_one_loss_after_the_other_is_survived_as_long_as_there_are_steps_between() -> None:
+    faults = {step: [(step % 3, signal.SIGKILL)] for step in range(3, 24, 3)}
+    found = run_gang(None, "gang_programs:count", deal, sizes=SIZES, on_message=disturb(faults))
+    assert json.loads(found.results[0])[:2] == [STEPS, TOTAL]
+    assert len(found.losses) == 7
+
+
+@pytest.mark.slow
+def test_a_rank_that_always_dies_ends_the_gang_with_its_cause() -> None:
+    with pytest.raises(GangError, match=r"(?s)formations in a row broke.*SIGSEGV"):
+        run_gang(
+            None,
+            "gang_programs:misbehave",
+            lambda order: [{"do": "segfault"} if rank == 1 else {} for rank in range(len(order.members))],
+            sizes=replace(SIZES, start=2, most=2),
+        )
 
 
 def alive(pid: int) -> bool:
