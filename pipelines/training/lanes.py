@@ -27,8 +27,70 @@ def make_lanes(plan: ShardPlan, lanes: int) -> tuple[tuple[int, ...], ...]:
     return tuple(run for run in runs if run)
 
 
-def host_lanes(plan: ShardPlan, lanes: Sequence[Sequence[int]], ranks: int) -> tuple[range, ...]:
-    """Deal lanes to ranks: for each a contiguous run of lane numbers, balanced by bytes; empty for ranks too many."""
+def deal_lanes(
+    plan: ShardPlan, lanes: Sequence[Sequence[int]], holds: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """Deal lanes to ranks, balanced by bytes; a rank keeps what it holds as long as that is not more than its share.
+
+    No rank has more bytes than the mean and the largest lane together. With as many lanes as ranks, or more, every
+    rank has one.
+
+    Parameters
+    ----------
+    plan : ShardPlan
+    lanes : sequence of sequence of int
+        The places of each lane's shards.
+    holds : sequence of sequence of int
+        For each rank the lanes that it has loaded; empty for one that has just come.
+
+    Returns
+    -------
+    tuple of tuple of int
+        For each rank its lanes, ascending.
+    """
     weights = [sum(plan.shards[place].bytes for place in lane) for lane in lanes]
-    cuts = cut_evenly(weights, ranks)
-    return tuple(range(first, last) for first, last in pairwise(cuts))
+    ranks = len(holds)
+    if not any(holds):
+        cuts = cut_evenly(weights, ranks)
+        dealt = [list(range(first, last)) for first, last in pairwise(cuts)]
+    else:
+        dealt = _kept(weights, holds)
+        _deal_rest(weights, dealt)
+    _spare_nobody(weights, dealt)
+    return tuple(tuple(sorted(own)) for own in dealt)
+
+
+def _kept(weights: Sequence[int], holds: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Leave to each rank of what it holds as much as its share is; each lane to one rank."""
+    share = sum(weights) / len(holds)
+    taken: set[int] = set()
+    dealt: list[list[int]] = []
+    for held in holds:
+        own, size = [], 0
+        for lane in held:
+            if 0 <= lane < len(weights) and lane not in taken and size + weights[lane] <= share:
+                own.append(lane)
+                taken.add(lane)
+                size += weights[lane]
+        dealt.append(own)
+    return dealt
+
+
+def _deal_rest(weights: Sequence[int], dealt: list[list[int]]) -> None:
+    """Give what nobody has to whoever has least, the largest lanes first."""
+    sizes = [sum(weights[lane] for lane in own) for own in dealt]
+    rest = set(range(len(weights))) - {lane for own in dealt for lane in own}
+    for lane in sorted(rest, key=lambda each: (-weights[each], each)):
+        rank = min(range(len(dealt)), key=lambda each: (sizes[each], each))
+        dealt[rank].append(lane)
+        sizes[rank] += weights[lane]
+
+
+def _spare_nobody(weights: Sequence[int], dealt: list[list[int]]) -> None:
+    """Give a lane to whoever has none, from whoever has most of them."""
+    for own in dealt:
+        richest = max(dealt, key=len)
+        if not own and len(richest) > 1:
+            lightest = min(richest, key=lambda lane: (weights[lane], lane))
+            richest.remove(lightest)
+            own.append(lightest)

@@ -131,7 +131,7 @@ class _Run:
     def state(self) -> State:
         """All that is needed to go on."""
         return {
-            "weights": self.weights,
+            "weights": self.weights.copy(),  # updated in place
             "velocity": self._velocity,
             "square": self._square,
             "epoch": self.epoch,
@@ -139,7 +139,7 @@ class _Run:
             "losses": self._losses,
             "count": self._count,
             "first": self._first,
-            "history": self.history,
+            "history": list(self.history),
             "last": self.last,
         }
 

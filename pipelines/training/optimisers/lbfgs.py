@@ -57,7 +57,9 @@ class _Run:
         self._y = list(np.asarray(start["y"])) if "y" in start else []
         self._at = self._look(np.asarray(start["weights"], np.float64))
         self._first = self._first or self._at.residual
-        self._best, self._idle = self._at, 0
+        self._best_value = float(start.get("best_value", self._at.value))
+        self._best_residual = float(start.get("best_residual", self._at.residual))
+        self._idle = int(start.get("idle", 0))
 
     def minimise(self, tol: float, max_iter: int) -> Outcome:
         while True:
@@ -65,15 +67,15 @@ class _Run:
                 return self._outcome("tolerance", converged=True)
             if self._steps >= max_iter:
                 return self._outcome("max_iter", converged=False)
-            if not (self._advance() and self._idle < _PATIENCE) and not self._refine(tol, force=True):
+            if (self._idle >= _PATIENCE or not self._advance()) and not self._refine(tol, force=True):
                 return self._outcome("precision", converged=self._at.residual <= tol)
 
     def _refine(self, tol: float, *, force: bool = False) -> bool:
         """Go on with fine arithmetic, if there is more to do; without it, once forget the pairs."""
         if not self._fine:
             self._fine = True
-            self._best = self._at = self._look(self._at.weights)
-            self._idle = 0
+            self._at = self._look(self._at.weights)
+            self._best_value, self._best_residual, self._idle = self._at.value, self._at.residual, 0
             return force or self._at.residual > tol
         if force and self._s:
             self._s, self._y = [], []
@@ -102,9 +104,9 @@ class _Run:
         return True
 
     def _note_progress(self, at: _Point) -> None:
-        noise = _NOISE[self._fine] * abs(self._best.value)
-        if at.value < self._best.value - noise or at.residual < 0.9 * self._best.residual:
-            self._best, self._idle = at, 0
+        noise = _NOISE[self._fine] * abs(self._best_value)
+        if at.value < self._best_value - noise or at.residual < 0.9 * self._best_residual:
+            self._best_value, self._best_residual, self._idle = at.value, at.residual, 0
         else:
             self._idle += 1
 
@@ -168,8 +170,9 @@ class _Run:
 
     def _state(self) -> State:
         pairs = {"s": np.array(self._s), "y": np.array(self._y)} if self._s else {}
-        numbers = {"fine": self._fine, "steps": self._steps, "history": self._history, "first": self._first}
-        return {"weights": self._at.weights, **pairs, **numbers}
+        best = {"best_value": self._best_value, "best_residual": self._best_residual, "idle": self._idle}
+        numbers = {"fine": self._fine, "steps": self._steps, "first": self._first, **best}
+        return {"weights": self._at.weights, "history": list(self._history), **pairs, **numbers}
 
     def _outcome(self, reason: str, *, converged: bool) -> Outcome:
         at = self._at

@@ -56,16 +56,21 @@ class _Run:
         self._steps = int(start.get("steps", 0))
         self._history = [float(value) for value in start.get("history", [])]
         self._hessian: Array | None = None
+        self._hessian_at: tuple[Array, int] | None = None  # weights and stride that it is of: enough to have it again
         self._fresh = False
         self._weights = np.asarray(start["weights"], np.float64)
         self._first = float(start.get("first", 0.0))
         self._fine = bool(start.get("fine", not oracle.coarse_pays))
-        self._shrink = SHRINK  # what the last step left of the residual
+        self._at_fine = bool(start["at_fine"]) if "at_fine" in start else None
+        self._shrink = float(start.get("shrink", SHRINK))  # what the last step left of the residual
+        if "hessian_at" in start:
+            self._compute_hessian(np.asarray(start["hessian_at"], np.float64), int(start["hessian_stride"]))
 
     def minimise(self, tol: float, max_iter: int) -> Outcome:
         if self._oracle.sample_stride > 1 and not self._steps:
             self._warm_up()
-        at = self._look(self._weights, fine=self._is_fine(self._first, tol))
+        fine = self._is_fine(self._first, tol) if self._at_fine is None else self._at_fine
+        at = self._look(self._weights, fine=fine)
         self._first = self._first or at.residual
         while at.residual > tol:
             if self._steps >= max_iter:
@@ -79,10 +84,10 @@ class _Run:
                 return self._outcome(at, "precision", converged=False)
             self._shrink = following.residual / at.residual
             if self._shrink > SHRINK:
-                self._hessian = None
+                self._hessian = self._hessian_at = None
             at = following
             self._fresh = False
-            self._weights = at.weights
+            self._weights, self._at_fine = at.weights, at.fine
             self._steps += 1
             self._history.append(at.value)
             self._watch(Step(self._steps, at.value, at.residual), self._state)
@@ -112,13 +117,18 @@ class _Run:
         """Take one step that decreases F; None when rounding errors leave none, or may be what leaves none."""
         while True:
             if self._hessian is None:
-                self._hessian = self._oracle.hessian(at.weights, fine=stride == 1, stride=stride)
+                self._compute_hessian(at.weights, stride)
                 self._fresh = True
+            assert self._hessian is not None
             direction = self._solve(at, self._hessian)
             following = self._search(at, direction, stride, fine, tries=40 if self._fresh else 1)
             if following is not None or self._fresh or not at.fine:
                 return following
             self._hessian = None
+
+    def _compute_hessian(self, weights: Array, stride: int) -> None:
+        self._hessian = self._oracle.hessian(weights, fine=stride == 1, stride=stride)
+        self._hessian_at = weights, stride
 
     def _search(self, at: _Point, direction: Array, stride: int, fine: bool, tries: int) -> _Point | None:
         promised = self._promised(at, direction)
@@ -157,10 +167,13 @@ class _Run:
         return _Point(weights, smooth + one_norm(weights, self._oracle), gradient, residual, fine)
 
     def _state(self) -> State:
-        return {
-            "weights": self._weights, "steps": self._steps, "history": self._history, "first": self._first,
-            "fine": self._fine,
-        }  # fmt: skip
+        """All that is needed to go on as if nothing had happened; the Hessian by where it was taken."""
+        numbers = {"steps": self._steps, "first": self._first, "fine": self._fine, "at_fine": self._at_fine}
+        state = {"weights": self._weights, "history": list(self._history), "shrink": self._shrink, **numbers}
+        if self._hessian_at is not None:
+            weights, stride = self._hessian_at
+            state |= {"hessian_at": weights, "hessian_stride": stride}
+        return state
 
     def _outcome(self, at: _Point, reason: str, *, converged: bool) -> Outcome:
         return Outcome(at.weights, at.value, at.residual, self._steps, reason, converged, tuple(self._history))

@@ -145,11 +145,21 @@ def test_going_on_from_any_state_gives_the_same_bits(method: Any, l1: float) -> 
     assert len(states) == whole.steps > 1
     for state in states[:: max(1, len(states) // 6)]:
         again = method(make(), decode_state(state), ignore, **options)
-        if method is lbfgs:
-            assert again.weights.tobytes() == whole.weights.tobytes()
-            assert again.history == whole.history
-        else:  # Newton's method forgets its Hessian, not where it is
-            np.testing.assert_allclose(again.weights, whole.weights, atol=1e-7)
+        assert again.weights.tobytes() == whole.weights.tobytes()
+        assert again.history == whole.history
+        assert (again.steps, again.reason) == (whole.steps, whole.reason)
+
+
+@pytest.mark.parametrize("error", [0.001, 0.3])
+@pytest.mark.parametrize("l1", [0.0, 0.3])
+def test_newton_goes_on_with_the_hessian_of_its_sample(error: float, l1: float) -> None:
+    states: list[bytes] = []
+    options = {"tol": 1e-9, "max_iter": 100}
+    whole = newton(Sampled(error, l1), zeros(12), lambda step, state: states.append(encode_state(state())), **options)
+    for state in states:
+        again = newton(Sampled(error, l1), decode_state(state), ignore, **options)
+        assert again.weights.tobytes() == whole.weights.tobytes()
+        assert again.history == whole.history
 
 
 def test_coarse_steps_are_followed_by_fine_ones() -> None:
