@@ -1,35 +1,30 @@
-"""How are the lanes' partial results added up, over ranks?
-
-A `Reducer` is a seam: what is added per lane, in the order of lanes, has the same bits on any number of ranks.
-"""
+"""How are the lanes' partial results added up, over ranks? To the same bits, whichever rank hosts which lane."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 
 from pipelines.training.gang import Collective
 from pipelines.training.gang.context import Array
+from pipelines.training.reproducible import Binned, deposit, finish, merge
 
-ORDERED_BYTES = 1 << 20
-"""Up to so many bytes of all lanes' vectors are added in lane order; beyond, ranks add their own lanes first."""
-RARE = 32
-"""So many times more for what is added rarely: 32 MiB take some 20 ms on one machine."""
+GATHER_VALUES = 4096
+"""Up to so many elements rank 0 takes in all ranks' sums; beyond, every rank adds up a piece of the vector."""
 
 
 class Reducer(Protocol):
     """Adds vectors that were computed lane by lane. Called by all ranks together."""
 
-    def sum(self, partials: Array, *, rare: bool = False) -> Array | None:
+    def sum(self, partials: Array) -> Array | None:
         """Add the vectors of all ranks' lanes, for rank 0.
 
         Parameters
         ----------
         partials : ndarray of float64, shape (own lanes, size)
-            One row per lane that this rank hosts, in the order of lanes; hosts' lanes follow each other in rank order.
-        rare : bool
-            Such a sum is needed a few times only, and may cost more.
+            One row per lane that this rank hosts; there may be none. `size` is the same on all ranks.
 
         Returns
         -------
@@ -38,31 +33,37 @@ class Reducer(Protocol):
         ...
 
 
-class LaneOrder:
-    """In the order of lanes where that is cheap: bit-identical for any number of ranks. Else in the order of ranks.
+class ReproducibleSum:
+    """Bit-identical for any number of ranks, any dealing of lanes and any size (`reproducible`).
+
+    Rank 0 receives one sum per rank of a short vector, and about one plain vector of a long one.
 
     Parameters
     ----------
     collective : Collective
-    lanes : int
-        Lanes of all ranks.
     """
 
-    def __init__(self, collective: Collective, lanes: int) -> None:
-        self._collective, self._lanes = collective, lanes
+    def __init__(self, collective: Collective) -> None:
+        self._collective = collective
 
-    def sum(self, partials: Array, *, rare: bool = False) -> Array | None:
+    def sum(self, partials: Array) -> Array | None:
         """See `Reducer.sum`."""
+        own, size = deposit(partials), partials.shape[1]
         if self._collective.size == 1:
-            return add_in_order(partials)
-        size = partials.shape[1]
-        if size * self._lanes * 8 > ORDERED_BYTES * (RARE if rare else 1):
-            return self._collective.allreduce(add_in_order(partials))
-        gathered = self._collective.gather(partials.tobytes())
-        return None if gathered is None else add_in_order(np.frombuffer(b"".join(gathered)).reshape(-1, size))
+            return finish(own)
+        if size <= GATHER_VALUES:
+            sums = self._collective.gather(own.to_bytes())
+            return None if sums is None else _added(sums, size)
+        return self._by_pieces(own, size)
+
+    def _by_pieces(self, own: Binned, size: int) -> Array | None:
+        ranks, rank = self._collective.size, self._collective.rank
+        cuts = list(pairwise(size * each // ranks for each in range(ranks + 1)))
+        sums = self._collective.alltoall([own.part(*cut).to_bytes() for cut in cuts])
+        piece = _added(sums, cuts[rank][1] - cuts[rank][0])
+        pieces = self._collective.gather(piece.tobytes())
+        return None if pieces is None else np.concatenate([np.frombuffer(each) for each in pieces])
 
 
-def add_in_order(rows: Array) -> Array:
-    """Add the rows of a contiguous matrix one after the other (which is how NumPy reduces its first axis)."""
-    total: Array = np.add.reduce(rows, axis=0)
-    return total
+def _added(sums: list[bytes], size: int) -> Array:
+    return finish(merge([Binned.from_bytes(each, size) for each in sums]))

@@ -295,7 +295,7 @@ def measure_steps(context: Any) -> bytes:
         lanes = _random_lanes(store, range(context.rank * 16, context.rank * 16 + 16), rows, features)
         passes = Passes(lanes, features, Logistic())
         computes = _timed(passes)
-        team = Team(collective, passes, {}, 32, features)
+        team = Team(collective, passes, {}, features)
         walls = []
         if context.rank == 0:
             weights = np.full(features + 1, 0.01)
