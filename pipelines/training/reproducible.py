@@ -44,6 +44,7 @@ _TOPMOST = (2046 + 52) // WIDTH
 # below half of it.
 _PLACE_OF = ((np.arange(2048) + 52) // WIDTH).astype(np.uint8)
 _EXPONENTS = WIDTH * np.arange(_TOPMOST + 1) - 1074
+_UNITS = np.ldexp(1.0, _EXPONENTS)
 # The topmost bin's M is beyond the doubles: where it is reached, slices are cut at 2^-128 of the size. What a double
 # loses by that is far below the bins kept.
 _SHRINK = np.where(np.arange(_TOPMOST + 1) == _TOPMOST, -128, 0)
@@ -116,10 +117,12 @@ def merge(sums: Sequence[Binned]) -> Binned:
     """
     addends = sum(each.addends for each in sums)
     _check(addends)
-    place = np.maximum.reduce([each.index & _PLACE for each in sums])
-    flags = np.bitwise_or.reduce([each.index & (_PLUS | _MINUS) for each in sums])
-    counts = np.zeros((FOLDS, len(place)), np.int64)
-    for each in sums:
+    place, flags = sums[0].index & _PLACE, sums[0].index & ~np.uint8(_PLACE)
+    for each in sums[1:]:
+        np.maximum(place, each.index & _PLACE, out=place)
+        flags |= each.index & ~np.uint8(_PLACE)
+    counts = _aligned(sums[0], place).copy()
+    for each in sums[1:]:
         counts += _aligned(each, place)
     return Binned(place | flags, counts, addends)
 
@@ -155,19 +158,20 @@ def _deposit_columns(rows: Array, total: Binned, space: Array) -> None:
     if place.max() == _TOPMOST:
         rows = rows * np.ldexp(1.0, _SHRINK).take(place)
     extract = [table.take(place) for table in _EXTRACT]
+    counts = list(total.counts)
     rest, cut = space[:, : len(place)]
-    count = cut.view(np.int64)
+    cut_bits = cut.view(np.int64)
     for row in rows:
         left = row
         for fold in range(FOLDS):
             np.add(left, extract[fold], out=cut)
-            total.counts[fold] += count
+            np.add(counts[fold], cut_bits, out=counts[fold])
             if fold < FOLDS - 1:
                 np.subtract(cut, extract[fold], out=cut)
                 left = np.subtract(left, cut, out=rest)
     for fold in range(FOLDS):
         # The bits of all the M's together overflow, as the counts have: what is left is exact, modulo 2^64.
-        total.counts[fold] -= extract[fold].view(np.int64) * np.int64(len(rows))
+        counts[fold] -= extract[fold].view(np.int64) * np.int64(len(rows))
 
 
 def _largest(rows: Array) -> Array:
@@ -189,9 +193,9 @@ def _flags(rows: Array) -> Array:
 def _aligned(each: Binned, place: Array) -> Array:
     """Counts of the bins from `place` on downwards; what is below them is dropped."""
     behind = place - (each.index & _PLACE)
-    moved = np.flatnonzero(behind)
-    if not len(moved):
+    if not behind.any():
         return each.counts
+    moved = np.flatnonzero(behind)
     counts = each.counts.copy()
     source = np.arange(FOLDS)[:, None] - behind[moved].astype(np.intp)
     counts[:, moved] = np.where(source < 0, 0, each.counts[np.maximum(source, 0), moved])
@@ -209,11 +213,10 @@ def _rounded(total: Binned) -> Array:
         below = (below + counts[fold]) * 2.0**-WIDTH
     top = counts[0].astype(np.float64)
     below += counts[0] - top.astype(np.int64)
-    place = total.index & _PLACE
     with np.errstate(over="ignore"):
         # Subnormal results are exact: a sum that is below 2^-1022 has few enough bits.
-        result: Array = (top + below) * np.ldexp(1.0, _EXPONENTS).take(place)
-    plus, minus = (total.index & _PLUS) > 0, (total.index & _MINUS) > 0
-    if plus.any() or minus.any():
+        result: Array = (top + below) * _UNITS.take(total.index & _PLACE)
+    if total.index.max() > _PLACE:
+        plus, minus = (total.index & _PLUS) > 0, (total.index & _MINUS) > 0
         result[plus], result[minus], result[plus & minus] = np.inf, -np.inf, np.nan
     return result
