@@ -313,7 +313,7 @@ def measure_steps(context: Any) -> bytes:
         for _ in range(steps):
             began = time.perf_counter()
             collective.broadcast(bytes(8 * (features + 1)) if context.rank == 0 else None)
-            collective.gather(bytes(16 * 8 * (features + 3)))
+            collective.gather(bytes(25 * (features + 3)))
             exchange.append(time.perf_counter() - began)
     found = {
         "step_ms": 1e3 * float(np.median(walls)) if walls else 0.0,
