@@ -1,7 +1,7 @@
 """Which rows make a lane, and which rank hosts it?
 
 A lane is an ordered run of shards. Its number and contents hang on dataset and spec only; ranks host whole lanes, so
-that what is computed per lane, and added in the order of lanes, does not depend on how many ranks there are.
+that what is computed per lane, and added reproducibly, does not depend on how many ranks there are.
 """
 
 from __future__ import annotations

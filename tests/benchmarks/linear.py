@@ -218,7 +218,7 @@ def measure_passes(context: Any) -> bytes:
 
     rows, features, runs = (context.arguments[name] for name in ("rows", "features", "runs"))
     with BlockStore(context.scratch, None) as store:
-        lanes = _random_lanes(store, range(context.rank * 16, context.rank * 16 + 16), rows, features)
+        lanes = random_lanes(store, range(context.rank * 16, context.rank * 16 + 16), rows, features)
         passes = Passes(lanes, features, Logistic())
         weights = np.full((1, features + 1), 0.1)
         size = rows * features * 4 / 1e9
@@ -231,7 +231,8 @@ def measure_passes(context: Any) -> bytes:
     return json.dumps(found).encode()
 
 
-def _random_lanes(store: Any, numbers: range, rows: int, features: int) -> dict[int, list[Any]]:
+def random_lanes(store: Any, numbers: range, rows: int, features: int) -> dict[int, list[Any]]:
+    """Fill lanes with as many rows each."""
     from pipelines.training.filling import DenseFiller
 
     rng = np.random.default_rng(numbers[0])
@@ -292,10 +293,10 @@ def measure_steps(context: Any) -> bytes:
     rows, features, steps = (context.arguments[name] for name in ("rows", "features", "steps"))
     collective = context.collective
     with BlockStore(context.scratch, None) as store:
-        lanes = _random_lanes(store, range(context.rank * 16, context.rank * 16 + 16), rows, features)
+        lanes = random_lanes(store, range(context.rank * 16, context.rank * 16 + 16), rows, features)
         passes = Passes(lanes, features, Logistic())
         computes = _timed(passes)
-        team = Team(collective, passes, {}, 32, features)
+        team = Team(collective, passes, {}, features)
         walls = []
         if context.rank == 0:
             weights = np.full(features + 1, 0.01)
@@ -312,7 +313,7 @@ def measure_steps(context: Any) -> bytes:
         for _ in range(steps):
             began = time.perf_counter()
             collective.broadcast(bytes(8 * (features + 1)) if context.rank == 0 else None)
-            collective.gather(bytes(16 * 8 * (features + 3)))
+            collective.gather(bytes(25 * (features + 3)))
             exchange.append(time.perf_counter() - began)
     found = {
         "step_ms": 1e3 * float(np.median(walls)) if walls else 0.0,

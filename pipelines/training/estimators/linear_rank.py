@@ -34,7 +34,7 @@ from pipelines.training.optimisers.lbfgs import lbfgs
 from pipelines.training.optimisers.newton import newton
 from pipelines.training.optimisers.oracle import State
 from pipelines.training.passes import Passes
-from pipelines.training.reducers import LaneOrder
+from pipelines.training.reducers import ReproducibleSum
 from pipelines.training.state import array_bytes, encode_state
 from pipelines.training.strategies.synchronous import MeanObjective, Team
 
@@ -58,7 +58,7 @@ def program(context: RankContext) -> bytes:
         lanes = load_lanes(job.data, job.lanes, store, room, threads=context.threads, on_rows=tell.loaded)
         classes = len(job.data.target.classes)
         measured = np.array([measure(blocks, features, classes) for blocks in lanes.values()])
-        total = LaneOrder(context.collective, job.lanes_total).sum(measured)
+        total = ReproducibleSum(context.collective).sum(measured)
         everyones = context.collective.broadcast(None if total is None else total.tobytes())
         moments = Moments.of(np.frombuffer(everyones), classes)
         check_finite(moments, job.data.features.names)
@@ -66,7 +66,7 @@ def program(context: RankContext) -> bytes:
         setting = make_setting(job, moments)
         passes = Passes(lanes, features, setting.loss, class_weight=setting.class_weight, threads=context.threads)
         streams = {number: LaneStream(number, blocks, job.config.random_state) for number, blocks in lanes.items()}
-        team = Team(context.collective, passes, streams, job.lanes_total, features)
+        team = Team(context.collective, passes, streams, features)
         used = {
             "rank": context.rank,
             "load_s": load_s,

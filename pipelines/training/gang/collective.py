@@ -100,23 +100,13 @@ class TcpCollective:
 
     def allgather(self, payload: bytes) -> list[bytes]:
         """See `Collective.allgather`."""
-        links = self._links
-        links.start()
-        inline = payload if len(payload) <= DIRECT_BYTES else b""
-        for peer in self._peers:
-            links.send(peer, [links.header("allgather", len(payload)), inline])
-        found: dict[int, bytes | bytearray] = {self._rank: payload}
-        large: dict[int, memoryview] = {}
-        for peer in self._peers:
-            buffer = bytearray(links.receive_header(peer, "allgather", None))
-            found[peer] = buffer
-            if len(buffer) <= DIRECT_BYTES:
-                links.receive(peer, memoryview(buffer))
-            else:
-                large[peer] = memoryview(buffer)
-        outgoing = dict.fromkeys(self._peers, memoryview(payload)) if len(payload) > DIRECT_BYTES else {}
-        links.exchange(outgoing, large)
-        return [bytes(found[rank]) for rank in range(self._size)]
+        return self._swap("allgather", [payload] * self._size)
+
+    def alltoall(self, payloads: Sequence[bytes]) -> list[bytes]:
+        """See `Collective.alltoall`."""
+        if len(payloads) != self._size:
+            raise ValueError(f"an all-to-all of {self._size} ranks takes as many payloads, not {len(payloads)}")
+        return self._swap("alltoall", payloads)
 
     def gather(self, payload: bytes, root: int = 0) -> list[bytes] | None:
         """See `Collective.gather`."""
@@ -144,6 +134,28 @@ class TcpCollective:
             self._links.send(peer, [self._links.header("barrier", 0)])
         for peer in self._peers:
             self._links.receive_header(peer, "barrier", 0)
+
+    def _swap(self, operation: str, payloads: Sequence[bytes]) -> list[bytes]:
+        """Give each rank its payload: small ones in one piece with their headers, then large ones all at once."""
+        links = self._links
+        links.start()
+        outgoing: dict[int, memoryview] = {}
+        for peer in self._peers:
+            small = len(payloads[peer]) <= DIRECT_BYTES
+            links.send(peer, [links.header(operation, len(payloads[peer])), payloads[peer] if small else b""])
+            if not small:
+                outgoing[peer] = memoryview(payloads[peer])
+        found: dict[int, bytes | bytearray] = {self._rank: payloads[self._rank]}
+        large: dict[int, memoryview] = {}
+        for peer in self._peers:
+            buffer = bytearray(links.receive_header(peer, operation, None))
+            found[peer] = buffer
+            if len(buffer) <= DIRECT_BYTES:
+                links.receive(peer, memoryview(buffer))
+            else:
+                large[peer] = memoryview(buffer)
+        links.exchange(outgoing, large)
+        return [bytes(found[rank]) for rank in range(self._size)]
 
     def _receive(self, peer: int, operation: str) -> bytes:
         buffer = bytearray(self._links.receive_header(peer, operation, None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -56,6 +56,10 @@ class Collective(Protocol):
 
     def allgather(self, payload: bytes) -> list[bytes]:
         """Collect one payload of any length from every rank, by rank."""
+        ...
+
+    def alltoall(self, payloads: Sequence[bytes]) -> list[bytes]:
+        """Give each rank its own payload of any length, by rank; returns what each gave to this one, by rank."""
         ...
 
     def gather(self, payload: bytes, root: int = 0) -> list[bytes] | None:

@@ -16,7 +16,7 @@ from pipelines.training.gang.context import Array
 from pipelines.training.gang.mesh import PeerError
 
 _HEADER = struct.Struct(">BBxxIQ")  # operation, dtype, sequence number, bytes
-OPERATIONS = {"sum": 1, "max": 2, "min": 3, "allgather": 4, "broadcast": 5, "barrier": 6, "gather": 7}
+OPERATIONS = {"sum": 1, "max": 2, "min": 3, "allgather": 4, "broadcast": 5, "barrier": 6, "gather": 7, "alltoall": 8}
 _NAMES = {code: name for name, code in OPERATIONS.items()}
 
 

@@ -16,7 +16,7 @@ from pipelines.training.batches import LaneStream
 from pipelines.training.gang import Collective, StopRequested
 from pipelines.training.gang.context import Array
 from pipelines.training.passes import HEAD, Passes, lower_triangle
-from pipelines.training.reducers import LaneOrder
+from pipelines.training.reducers import ReproducibleSum
 
 _ORDER = struct.Struct("<BBIQQQ")  # what, fine, stride, epoch, step, steps
 _GRADIENT, _HESSIAN, _BATCH, _END, _LEAVE = range(5)
@@ -33,16 +33,15 @@ class Team:
         Over this rank's lanes.
     streams : mapping of int to LaneStream
         The same lanes, for mini-batches.
-    lanes : int
-        Lanes of all ranks.
+    features : int
     """
 
     def __init__(
-        self, collective: Collective, passes: Passes, streams: Mapping[int, LaneStream], lanes: int, features: int
+        self, collective: Collective, passes: Passes, streams: Mapping[int, LaneStream], features: int
     ) -> None:
         self._collective, self._passes, self._streams = collective, passes, streams
         self._shape = (passes.loss.outputs, features + 1)
-        self._reducer = LaneOrder(collective, lanes)
+        self._reducer = ReproducibleSum(collective)
         self.compute_s = 0.0
 
     def gradient(self, weights: Array, *, fine: bool, stride: int) -> Array:
@@ -100,7 +99,7 @@ class Team:
         else:
             partials = self._passes.batch(weights, self._streams, epoch, step, steps)
         self.compute_s += time.perf_counter() - began
-        return self._reducer.sum(partials, rare=what == _HESSIAN)
+        return self._reducer.sum(partials)
 
 
 class MeanObjective:

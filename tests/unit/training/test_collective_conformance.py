@@ -93,6 +93,32 @@ def test_allgather_brings_payloads_of_any_length(mesh: Any, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", RANKS)
+def test_alltoall_gives_each_rank_its_own_payload(mesh: Any, ranks: int) -> None:
+    lengths = [0, 5, DIRECT_BYTES, DIRECT_BYTES + 1, 3_000_000]
+
+    def payload(turn: int, sender: int, receiver: int) -> bytes:
+        # Every pair of ranks has another length each way, and some are large where others are small.
+        return bytes([16 * sender + receiver]) * lengths[(turn + sender + 2 * receiver) % len(lengths)]
+
+    def program(collective: TcpCollective) -> list[list[bytes]]:
+        return [
+            collective.alltoall([payload(turn, collective.rank, receiver) for receiver in range(ranks)])
+            for turn in range(len(lengths))
+        ]
+
+    for rank, outcome in enumerate(mesh.run([program] * ranks)):
+        for turn, received in enumerate(outcome):
+            assert received == [payload(turn, sender, rank) for sender in range(ranks)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_an_alltoall_takes_one_payload_per_rank(mesh: Any, count: int) -> None:
+    for outcome in mesh.run([lambda collective: collective.alltoall([b""] * count)] * 2):
+        assert isinstance(outcome, ValueError)
+        assert f"not {count}" in str(outcome)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("length", [0, 9, 1_500_000])
 def test_gather_brings_payloads_to_the_root_only(mesh: Any, ranks: int, length: int) -> None:
     def program(collective: TcpCollective) -> list[list[bytes] | None]:
@@ -141,6 +167,8 @@ def test_operations_may_follow_each_other_in_any_mixture(mesh: Any) -> None:
             total += float(collective.allreduce(np.full(1 + turn * 97, float(collective.rank)))[0])
             collective.broadcast(b"x" * (turn * 5000), turn % collective.size)
             total += sum(len(each) for each in collective.allgather(b"y" * (turn * collective.rank)))
+            given = collective.alltoall([b"z" * (turn * 3000 * rank) for rank in range(collective.size)])
+            assert [len(each) for each in given] == [turn * 3000 * collective.rank] * collective.size
             collective.barrier()
         return total
 
@@ -156,6 +184,22 @@ def test_a_silent_peer_is_named_when_the_deadline_passes(mesh: Any, size: int, r
 
     def program(collective: TcpCollective) -> None:
         collective.allreduce(np.ones(size))
+
+    outcomes = mesh.run([program] * (ranks - 1) + [silent], step_s=0.3)
+    for outcome in outcomes[:-1]:
+        assert isinstance(outcome, PeerError)
+    assert any(outcome.rank == ranks - 1 for outcome in outcomes[:-1])
+    assert "within 0.3 s" in str(outcomes[0])
+
+
+@pytest.mark.parametrize("length", [10, 4_000_000])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_an_alltoall_ends_at_its_deadline_and_names_who_was_silent(mesh: Any, length: int, ranks: int) -> None:
+    def silent(collective: TcpCollective) -> None:
+        time.sleep(1.0)
+
+    def program(collective: TcpCollective) -> None:
+        collective.alltoall([bytes(length)] * collective.size)
 
     outcomes = mesh.run([program] * (ranks - 1) + [silent], step_s=0.3)
     for outcome in outcomes[:-1]:
@@ -206,6 +250,7 @@ def test_an_abort_wakes_whoever_waits_and_says_why(mesh: Any) -> None:
         (lambda c: c.allreduce(np.ones(4)), lambda c: c.allreduce(np.ones(4, np.int64))),
         (lambda c: c.allreduce(np.ones(4)), lambda c: c.allreduce(np.ones(4), "max")),
         (lambda c: c.allgather(b""), lambda c: c.barrier()),
+        (lambda c: c.alltoall([b"", b""]), lambda c: c.allgather(b"")),
     ],
 )
 def test_ranks_at_different_operations_are_told_apart(

@@ -73,13 +73,13 @@ def test_logistic_regression_is_scikit_learns(
     X, y, _ = matrix(binary)
     reference = LogisticRegression(solver="newton-cholesky", tol=1e-12, C=1 / (1e-3 * len(y)), max_iter=1000).fit(X, y)
     bits = set()
-    for ranks in (1, 2, 4):
+    for ranks in (1, 2, 3, 7):
         fit = trainer.fit(binary, {"l2": 1e-3, "solver": solver, **TIGHT}, ranks=ranks)
         coef, intercept = read_weights(fit)
         assert_close(np.append(coef[0], intercept), np.append(reference.coef_[0], reference.intercept_))
         assert fit.summary["converged"]
         bits.add(coef.tobytes())
-    # Lanes are added in their order, so the number of ranks does not even change bits.
+    # Lanes are added reproducibly, so the number of ranks does not even change bits.
     assert len(bits) == 1
 
 

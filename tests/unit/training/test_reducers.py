@@ -1,43 +1,89 @@
-"""Lanes add up to the same bits however ranks host them, and to the same sum where that would cost too much."""
+"""Lanes add up to the same bits however ranks host them, at every size; rank 0 leads, and only it is told."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pipelines.errors import TrainingError
 from pipelines.training.gang.collective import TcpCollective
-from pipelines.training.reducers import ORDERED_BYTES, LaneOrder, add_in_order
+from pipelines.training.reducers import GATHER_VALUES, PIECE_VALUES, ReproducibleSum
+from pipelines.training.reproducible import MAX_ADDENDS
+
+LANES = 16
+# By rank: neighbouring lanes, every n-th lane, ranks without any, in no order at all; seven ranks.
+HOSTED: list[list[list[int]]] = [
+    [list(range(16))],
+    [list(range(8)), list(range(8, 16))],
+    [list(range(rank, 16, 3)) for rank in range(3)],
+    [[15, 0, 7], [], [8, *range(1, 7), *range(9, 15)]],
+    [[], list(range(15, -1, -1)), []],
+    [list(range(16 * rank // 7, 16 * (rank + 1) // 7)) for rank in range(7)],
+    [[5 * lane % 16 for lane in range(rank, 16, 7)] for rank in range(7)],
+]
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (7, 1), (32, 5), (33, 1002), (5, 40_000), (0, 4)])
-def test_rows_are_added_one_after_the_other(shape: tuple[int, int]) -> None:
-    rows = np.random.default_rng(0).normal(size=shape) * 10.0 ** np.random.default_rng(1).integers(-9, 9, shape)
-    slow = np.zeros(shape[1])
-    for row in rows:
-        slow = slow + row
-    assert add_in_order(rows).tobytes() == slow.tobytes()
+def partials(size: int) -> np.ndarray:
+    rng = np.random.default_rng(size)
+    return rng.normal(size=(LANES, size)) * 10.0 ** rng.integers(-9, 9, (LANES, size))
 
 
-@pytest.mark.parametrize("hosted", [[8], [4, 4], [3, 2, 3], [8, 0, 0], [1, 0, 7]])
-def test_hosts_do_not_change_bits(mesh: Any, hosted: list[int]) -> None:
-    rows = np.random.default_rng(0).normal(size=(8, 100)) * 10.0 ** np.random.default_rng(1).integers(-9, 9, (8, 100))
-    starts = np.cumsum([0, *hosted])
+@pytest.mark.parametrize("size", [0, 1, 5, 1002, GATHER_VALUES // 7, GATHER_VALUES // 2 + 1, 100_100])
+def test_hosts_do_not_change_bits(mesh: Any, size: int) -> None:
+    rows = partials(size)
+    bits = set()
+    for hosted in HOSTED:
+
+        def program(collective: TcpCollective, hosted: list[list[int]] = hosted) -> np.ndarray | None:
+            return ReproducibleSum(collective).sum(rows[hosted[collective.rank]])
+
+        total, *others = mesh.run([program] * len(hosted))
+        assert others == [None] * len(others)
+        bits.add(total.tobytes())
+    assert len(bits) == 1
+    assert PIECE_VALUES < 100_100 / 3  # the longest takes two and three ranks several rounds
+    exact = [math.fsum(column) for column in rows[:, ::501].T]
+    np.testing.assert_array_max_ulp(np.frombuffer(bits.pop())[::501], np.array(exact, np.float64), maxulp=1)
+
+
+@pytest.mark.parametrize("size", [3, GATHER_VALUES + 3])
+def test_what_is_not_finite_is_told(mesh: Any, size: int) -> None:
+    rows = np.ones((4, size))
+    rows[2, 0], rows[3, 1], rows[1, 2], rows[2, 2] = np.nan, -np.inf, np.inf, -np.inf
 
     def program(collective: TcpCollective) -> np.ndarray | None:
-        return LaneOrder(collective, 8).sum(rows[starts[collective.rank] : starts[collective.rank + 1]])
+        return ReproducibleSum(collective).sum(rows[collective.rank :: 2])
 
-    total, *others = mesh.run([program] * len(hosted))
-    assert total.tobytes() == add_in_order(rows).tobytes()
-    assert others == [None] * len(others)
+    total, _ = mesh.run([program] * 2)
+    np.testing.assert_array_equal(total, [np.nan, -np.inf, np.nan, *[4.0] * (size - 3)])
 
 
-def test_long_vectors_are_added_by_ranks_first(mesh: Any) -> None:
-    rows = np.random.default_rng(0).normal(size=(6, ORDERED_BYTES // 8))
+@pytest.mark.parametrize("size", [3, GATHER_VALUES + 1])
+def test_the_result_is_the_callers_own_and_its_argument_stays(mesh: Any, size: int) -> None:
+    rows = np.ones((2, size))
 
     def program(collective: TcpCollective) -> np.ndarray | None:
-        return LaneOrder(collective, 6).sum(rows[3 * collective.rank : 3 * collective.rank + 3])
+        total = ReproducibleSum(collective).sum(rows)
+        if total is not None:
+            total[:] = 7.0
+        return total
 
-    for total in mesh.run([program] * 2)[:1]:
-        np.testing.assert_allclose(total, rows.sum(axis=0), rtol=0, atol=1e-14)
+    for ranks in (1, 2):
+        total, *_ = mesh.run([program] * ranks)
+        np.testing.assert_array_equal(total, 7.0)
+    np.testing.assert_array_equal(rows, 1.0)
+
+
+@pytest.mark.parametrize("size", [2, GATHER_VALUES + 1])
+def test_more_lanes_than_can_be_added_are_refused(mesh: Any, size: int) -> None:
+    rows = np.broadcast_to(np.zeros((1, size)), (MAX_ADDENDS // 2 + 1, size))
+
+    def program(collective: TcpCollective) -> np.ndarray | None:
+        return ReproducibleSum(collective).sum(rows)
+
+    found = mesh.run([program] * 2)
+    assert isinstance(found[0], TrainingError)
+    assert "Train with fewer lanes" in str(found[0])
