@@ -9,6 +9,7 @@ number of ranks, with threads, or with where the block is kept.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -195,6 +196,12 @@ class BlockStore:
             copies[-1][...] = array
             start += align(array.nbytes)
         return Resident(_assemble(copies, block.rows, _features(block)))
+
+    def release(self, blocks: Sequence[Stored]) -> None:
+        """Forget blocks: there is room for others in memory, whose pages go back with the slabs that they share."""
+        for stored in blocks:
+            if isinstance(stored, Resident):
+                self.memory_bytes -= sum(align(array.nbytes) for array in _arrays(stored.block))
 
     def _spill(self, arrays: list[Array], block: Block) -> OnDisk:
         if self._descriptor is None:

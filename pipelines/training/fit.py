@@ -47,6 +47,8 @@ def fit(
     *,
     client: Client | None,
     ranks: int,
+    min_ranks: int | None = None,
+    max_ranks: int | None = None,
     threads: int = 1,
     memory_bytes: int | None = None,
     checkpoint_url: str | None = None,
@@ -63,7 +65,10 @@ def fit(
     client : distributed.Client or None
         The cluster; None trains in child processes of this one.
     ranks, threads : int
-        Ranks (at most the workers there are), and threads of each.
+        Ranks at the start (at most the workers there are), and threads of each.
+    min_ranks, max_ranks : int, optional
+        With how many ranks, at least, a training that survives losses goes on, and to how many it grows when there are
+        more workers. Default: 1, and `ranks`.
     memory_bytes : int, optional
         Limit of each worker's process tree. Data that do not fit are kept on the worker's disk, block by block.
     checkpoint_url : str, optional
@@ -84,6 +89,8 @@ def fit(
         data=data,
         client=client,
         ranks=ranks,
+        min_ranks=1 if min_ranks is None else min_ranks,
+        max_ranks=ranks if max_ranks is None else max_ranks,
         threads=threads,
         memory_bytes=memory_bytes,
         checkpoint_url=checkpoint_url,

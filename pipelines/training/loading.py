@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -11,14 +10,12 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
+from pipelines.data.shards import Shard
 from pipelines.errors import DataError, TrainingError
 from pipelines.training.blocks import Block, BlockStore, Buffer, SparseBlock, Stored, block_rows
 from pipelines.training.data import MAX_BYTES_IN_FLIGHT, TrainingData, read_labelled
 from pipelines.training.filling import DenseFiller, SparseFiller
 from pipelines.training.gang.context import Array
-from pipelines.training.gang.process import give_back_memory
-
-logger = logging.getLogger(__name__)
 
 _READING_BYTES = 64 << 20
 """What decoding and transforming took beyond twice the bytes in flight, seen with 28 float columns, and a margin."""
@@ -58,39 +55,31 @@ def plan_room(memory_bytes: int | None, held_bytes: int, features: int, threads:
     return Room(max(blocks, 0), in_flight)
 
 
-def load_lanes(
+def load_lane(
     data: TrainingData,
-    lanes: Mapping[int, Sequence[int]],
+    shards: Sequence[Shard],
     store: BlockStore,
-    room: Room,
+    in_flight_bytes: int,
     *,
     threads: int,
     on_rows: Callable[[int], None],
-) -> dict[int, list[Stored]]:
-    """Read the training rows of lanes into blocks.
+) -> list[Stored]:
+    """Read the training rows of a lane's shards into blocks.
 
     Parameters
     ----------
-    lanes : mapping of int to sequence of int
-        For each lane number the places of its shards in ``data.shards``, in order.
     on_rows : callable
         Called with the number of rows so far, after every batch.
     """
-    rows, loaded = 0, {}
-    for number, places in lanes.items():
-        shards = [data.shards.shards[place] for place in places]
-        filler = _Sparse(data, store) if data.features.sparse else _Dense(data, store)
-        reads = read_labelled(data, shards, "train", max_bytes_in_flight=room.in_flight_bytes, threads=threads)
-        with closing(reads):
-            for each in reads:
-                filler.add(each.batch, each.y, each.weight)
-                rows += each.batch.num_rows
-                on_rows(rows)
-        loaded[number] = filler.finish()
-    give_back_memory()
-    if store.disk_bytes:
-        logger.info("%d MiB of rows are kept on disk, %d in memory", store.disk_bytes >> 20, store.memory_bytes >> 20)
-    return loaded
+    rows = 0
+    filler = _Sparse(data, store) if data.features.sparse else _Dense(data, store)
+    reads = read_labelled(data, shards, "train", max_bytes_in_flight=in_flight_bytes, threads=threads)
+    with closing(reads):
+        for each in reads:
+            filler.add(each.batch, each.y, each.weight)
+            rows += each.batch.num_rows
+            on_rows(rows)
+    return filler.finish()
 
 
 class _Dense:
@@ -168,9 +157,14 @@ class Moments:
         return np.sqrt(np.maximum(self.x2 / max(self.weight, 1e-300) - mean**2, 0))
 
 
+def moments_size(features: int, classes: int) -> int:
+    """Length of `measure`'s vectors."""
+    return 4 + classes + 2 * features
+
+
 def measure(blocks: Sequence[Stored], features: int, classes: int) -> Array:
     """Sum what `Moments` needs over one lane's blocks; a vector that can be added up."""
-    total = np.zeros(4 + classes + 2 * features)
+    total = np.zeros(moments_size(features, classes))
     buffer = Buffer()
     for stored in blocks:
         block = stored.fetch(buffer)

@@ -49,6 +49,8 @@ class Passes:
     class_weight : ndarray of float64, shape (classes,), optional
         Multiplies the weights of rows, by their encoded label.
     threads : int
+    look : callable
+        Called before each lane; what it raises ends the pass.
     """
 
     def __init__(
@@ -59,7 +61,9 @@ class Passes:
         *,
         class_weight: Array | None = None,
         threads: int = 1,
+        look: Callable[[], object] = bool,
     ) -> None:
+        self._look = look
         self.lanes, self.features, self.loss, self._class_weight = dict(lanes), features, loss, class_weight
         self._threads = max(1, min(threads, len(self.lanes)))
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="pass") if self._threads > 1 else None
@@ -163,6 +167,7 @@ class Passes:
 
         def some(thread: int) -> None:
             for at in range(thread, len(numbers), self._threads):
+                self._look()
                 work(at, numbers[at], self._spaces[thread])
 
         if self._pool is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -17,8 +17,8 @@ from pipelines.training.config import TrainConfig
 from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.registry import FitRequest
 from pipelines.training.fit import Fit, Progress
-from pipelines.training.gang import run_gang
-from pipelines.training.lanes import default_lanes, host_lanes, make_lanes
+from pipelines.training.gang import GangResult, Sizes, run_gang
+from pipelines.training.lanes import deal_lanes, default_lanes, make_lanes
 from pipelines.training.optimisers.schedules import Schedule
 from pipelines.training.state import decode_state
 
@@ -133,57 +133,85 @@ LINEAR = LinearEstimator(("regression",))
 
 
 def _fit(request: FitRequest) -> Fit:
-    arguments = rank_arguments(request)
+    dealer = Dealer(request)
+    reporter = _Reporter(request.report, (request.data.rows or {}).get("train"))
     began = time.monotonic()
-    results = run_gang(
+    gang = run_gang(
         request.client,
         PROGRAM,
-        arguments,
+        lambda order: dealer.arguments(order.holds),
+        sizes=Sizes(dealer.ranks, min(request.min_ranks, dealer.ranks), dealer.most, survive=True),
         threads=request.threads,
         memory_bytes=request.memory_bytes,
         deadlines=request.deadlines,
-        on_message=_Reporter(request.report, len(arguments), (request.data.rows or {}).get("train")),
+        on_message=reporter,
         stop=request.stop,
         name=request.config.estimator,
     )
-    return assemble(results.results, time.monotonic() - began)
+    fit = assemble(gang.results, time.monotonic() - began)
+    return replace(fit, summary={**fit.summary, "gang": history(gang, reporter.resumptions)})
 
 
-def rank_arguments(request: FitRequest) -> list[dict[str, Any]]:
-    """Say to each rank which lanes it hosts; there are fewer ranks than asked for where there are fewer lanes."""
-    data, config = request.data, request.config
-    lanes = make_lanes(data.shards, config.lanes or default_lanes(request.ranks))
-    common = {
-        "config": codec.to_plain(config),
-        "lanes_total": len(lanes),
-        "checkpoint_url": request.checkpoint_url,
-        "identity": identity(request, len(lanes)),
-    }
-    arguments = []
-    for numbers in host_lanes(data.shards, lanes, request.ranks):
-        places = [place for number in numbers for place in lanes[number]]
-        position = {place: at for at, place in enumerate(places)}
-        own_lanes = [[number, [position[place] for place in lanes[number]]] for number in numbers]
-        if own_lanes:
-            arguments.append({**common, "data": data.subset(places).to_plain(), "lanes": own_lanes})
-    return arguments
+class Dealer:
+    """Says to each rank which lanes it hosts; there are no more ranks than lanes."""
+
+    def __init__(self, request: FitRequest) -> None:
+        data, config = request.data, request.config
+        self._data = data
+        self._lanes = make_lanes(data.shards, config.lanes or default_lanes(max(request.ranks, request.max_ranks)))
+        self.ranks = min(request.ranks, len(self._lanes))
+        self.most = max(self.ranks, min(request.max_ranks, len(self._lanes)))
+        self._common = {
+            "config": codec.to_plain(config),
+            "lanes_total": len(self._lanes),
+            "checkpoint_url": request.checkpoint_url,
+            "identity": identity(request, len(self._lanes)),
+        }
+
+    def arguments(self, holds: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+        """Return the arguments of each rank of a formation; `holds` are the lanes that each has loaded."""
+        found = []
+        for numbers in deal_lanes(self._data.shards, self._lanes, holds):
+            places = [place for number in numbers for place in self._lanes[number]]
+            position = {place: at for at, place in enumerate(places)}
+            own_lanes = [[number, [position[place] for place in self._lanes[number]]] for number in numbers]
+            found.append({**self._common, "data": self._data.subset(places).to_plain(), "lanes": own_lanes})
+        return found
 
 
 class _Reporter:
     """Turns what ranks say into progress: rows loaded are added up over ranks."""
 
-    def __init__(self, report: Callable[[Progress], None], ranks: int, rows: int | None) -> None:
-        self._report, self._loaded, self._rows = report, [0] * ranks, rows
+    def __init__(self, report: Callable[[Progress], None], rows: int | None) -> None:
+        self._report, self._rows = report, rows
+        self._loaded: dict[int, int] = {}
         self._began = time.monotonic()
+        self.resumptions: list[dict[str, Any]] = []
 
     def __call__(self, rank: int, message: dict[str, Any]) -> None:
         if message["unit"] == "load":
             self._loaded[rank] = int(message["rows"])
-            done = sum(self._loaded)
+            done = sum(self._loaded.values())
             rate = done / max(time.monotonic() - self._began, 1e-9)
             self._report(Progress("load", done, self._rows, {}, rate))
+        elif message["unit"] == "resumed":
+            self.resumptions.append({name: value for name, value in message.items() if name != "unit"})
+            self._loaded, self._began = {}, time.monotonic()
         else:
             self._report(Progress(**message))
+
+
+def history(gang: GangResult, resumptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Describe what a training went through: formations, losses, and what was done again."""
+    again = resumptions[-(gang.formations - 1) :] if gang.formations > 1 else []
+    return {
+        "formations": gang.formations,
+        "losses": [asdict(loss) for loss in gang.losses],
+        "waits_s": [round(seconds, 3) for seconds in gang.waits_s],
+        "resumptions": list(resumptions),
+        "lost_steps": sum(each["lost_steps"] for each in again),
+        "lost_s": round(sum(each["lost_s"] for each in again) + sum(gang.waits_s), 3),
+    }
 
 
 def assemble(results: list[bytes], seconds: float) -> Fit:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,6 @@ import numpy as np
 from pipelines import codec
 from pipelines.errors import TrainingError
 from pipelines.training.batches import LaneStream
-from pipelines.training.blocks import BlockStore
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators.linear import LinearParams
@@ -24,9 +25,10 @@ from pipelines.training.estimators.linear_setting import (
     make_setting,
     sample_stride,
 )
-from pipelines.training.estimators.linear_watch import Telling, Watching
-from pipelines.training.gang import RankContext
-from pipelines.training.loading import Moments, check_finite, load_lanes, measure, own_rss_bytes, plan_room
+from pipelines.training.estimators.linear_watch import Checkpoints, Telling, Watching
+from pipelines.training.gang import RankContext, Regroup
+from pipelines.training.holding import Holding, Resumption, resume
+from pipelines.training.loading import Moments, check_finite, moments_size, own_rss_bytes, plan_room
 from pipelines.training.objectives import Squared
 from pipelines.training.optimisers import Outcome
 from pipelines.training.optimisers.first_order import Descent, descend
@@ -35,7 +37,7 @@ from pipelines.training.optimisers.newton import newton
 from pipelines.training.optimisers.oracle import State
 from pipelines.training.passes import Passes
 from pipelines.training.reducers import ReproducibleSum
-from pipelines.training.state import array_bytes, encode_state
+from pipelines.training.state import array_bytes, decode_state, encode_state
 from pipelines.training.strategies.synchronous import MeanObjective, Team
 
 
@@ -51,37 +53,61 @@ def program(context: RankContext) -> bytes:
         identity=arguments["identity"],
     )
     features = len(job.data.features.names)
-    room = plan_room(context.memory_bytes, own_rss_bytes(), features, context.threads)
-    with BlockStore(context.scratch, room.blocks_bytes) as store:
-        began = time.monotonic()
-        tell = Telling(context)
-        lanes = load_lanes(job.data, job.lanes, store, room, threads=context.threads, on_rows=tell.loaded)
-        classes = len(job.data.target.classes)
-        measured = np.array([measure(blocks, features, classes) for blocks in lanes.values()])
-        total = ReproducibleSum(context.collective).sum(measured)
-        everyones = context.collective.broadcast(None if total is None else total.tobytes())
-        moments = Moments.of(np.frombuffer(everyones), classes)
-        check_finite(moments, job.data.features.names)
-        load_s = time.monotonic() - began
-        setting = make_setting(job, moments)
-        passes = Passes(lanes, features, setting.loss, class_weight=setting.class_weight, threads=context.threads)
-        streams = {number: LaneStream(number, blocks, job.config.random_state) for number, blocks in lanes.items()}
-        team = Team(context.collective, passes, streams, features)
+    room = cache(lambda: plan_room(context.memory_bytes, own_rss_bytes(), features, context.threads))
+    held = Holding.of(context, room)
+    began, tell = time.monotonic(), Telling(context)
+    held.load(context, job.data, job.lanes, room().in_flight_bytes, tell.loaded)
+    moments = _agree_on_moments(context, job, held)
+    load_s = time.monotonic() - began
+    setting = make_setting(job, moments)
+    streams = {number: LaneStream(number, blocks, job.config.random_state) for number, blocks in held.lanes.items()}
+    with closing(_passes(context, held, features, setting)) as passes:
+        team = Team(context.collective, passes, streams, features, held)
         used = {
             "rank": context.rank,
             "load_s": load_s,
-            "memory_bytes": store.memory_bytes,
-            "disk_bytes": store.disk_bytes,
+            "memory_bytes": held.store.memory_bytes,
+            "disk_bytes": held.store.disk_bytes,
         }
+        checkpoints = Checkpoints(job) if job.checkpoint_url else None
+        start = resume(context, held, lambda: checkpoints.latest() if checkpoints else None)
         if context.rank == 0:
-            result = _lead(context, job, setting, team, moments, tell)
+            result = _lead(context, job, setting, team, moments, tell, start, checkpoints)
             return encode_state({**result, "rank": {**used, "compute_s": team.compute_s}})
         team.follow()
         return json.dumps({**used, "compute_s": team.compute_s}).encode()
 
 
+def _agree_on_moments(context: RankContext, job: Job, held: Holding) -> Moments:
+    features, classes = len(job.data.features.names), len(job.data.target.classes)
+    width = moments_size(features, classes)
+    measured = np.array(list(held.measured.values())).reshape(-1, width)
+    total = ReproducibleSum(context.collective).sum(measured)
+    everyones = context.collective.broadcast(None if total is None else total.tobytes())
+    moments = Moments.of(np.frombuffer(everyones), classes)
+    check_finite(moments, job.data.features.names)
+    return moments
+
+
+def _passes(context: RankContext, held: Holding, features: int, setting: Setting) -> Passes:
+    def look() -> None:
+        if context.leaving():
+            raise Regroup
+
+    return Passes(
+        held.lanes, features, setting.loss, class_weight=setting.class_weight, threads=context.threads, look=look
+    )
+
+
 def _lead(
-    context: RankContext, job: Job, setting: Setting, team: Team, moments: Moments, tell: Telling
+    context: RankContext,
+    job: Job,
+    setting: Setting,
+    team: Team,
+    moments: Moments,
+    tell: Telling,
+    resumption: Resumption,
+    checkpoints: Checkpoints | None,
 ) -> dict[str, Any]:
     params, features, outputs = job.params, len(job.data.features.names), setting.loss.outputs
     solver = choose_solver(params, setting, features)
@@ -101,10 +127,11 @@ def _lead(
     weights = np.zeros((outputs, features + 1))
     if params.fit_intercept:
         weights[:, -1] = setting.start
-    watch = Watching(context, job, team, tell, setting.unit, solver, params)
-    start = watch.resume() or {"weights": weights.reshape(-1)}
+    watch = Watching(context, job, team, tell, setting.unit, solver, params, resumption, checkpoints)
+    start = {"weights": weights.reshape(-1)} if resumption.state is None else decode_state(resumption.state)
     began = time.monotonic()
-    outcome = _minimise(solver, objective, start, watch, params)
+    with watch.keeping():
+        outcome = _minimise(solver, objective, start, watch, params)
     if not (np.isfinite(outcome.loss) and np.isfinite(outcome.weights).all()):
         raise TrainingError(
             "the loss is not finite",

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from pipelines.errors import TrainingError
 from pipelines.storage import open_store
-from pipelines.training.checkpoint import latest_checkpoint, save_checkpoint
+from pipelines.training.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
 from pipelines.training.estimators.linear import LinearParams
 from pipelines.training.estimators.linear_setting import Job
 from pipelines.training.gang import RankContext, StopRequested
+from pipelines.training.holding import Resumption
 from pipelines.training.optimisers import Step
 from pipelines.training.optimisers.oracle import State
-from pipelines.training.state import decode_state, encode_state
+from pipelines.training.state import encode_state
 from pipelines.training.strategies.synchronous import Team
 
 logger = logging.getLogger(__name__)
 
 _REPORT_S = 0.25
+COMMIT_S = 0.25
+"""Between two words to the coordinator that the training makes steps."""
+SHARE_S = 0.5
+"""Between two states that rank 0 gives to the others: so much is done again when rank 0 is lost."""
+SHARE_COST = 0.02
+"""The share of the time that this may cost; with large states it is done less often."""
 
 
 class Telling:
@@ -56,8 +65,25 @@ class Telling:
             self._context.report({"unit": unit, "done": done, "total": total, "metrics": metrics, "rows_per_s": rate})
 
 
+class Checkpoints:
+    """A training's states on an object store."""
+
+    def __init__(self, job: Job) -> None:
+        assert job.checkpoint_url is not None
+        self._store, self._keep = open_store(job.checkpoint_url), job.config.checkpoint.keep
+        self._prefix = f"linear-{job.identity[:24]}"
+
+    def latest(self) -> Checkpoint | None:
+        """Return the newest one that is intact."""
+        return latest_checkpoint(self._store, self._prefix)
+
+    def save(self, step: int, state: bytes) -> None:
+        """Save one, and remove old ones."""
+        save_checkpoint(self._store, self._prefix, step, state, keep=self._keep)
+
+
 class Watching:
-    """After each step of the leader: check, report, save, and leave when asked."""
+    """After each step of the leader: check, report, share and save the state, and leave when asked."""
 
     def __init__(
         self,
@@ -68,23 +94,37 @@ class Watching:
         unit: float,
         solver: str,
         params: LinearParams,
+        resumption: Resumption,
+        checkpoints: Checkpoints | None,
     ) -> None:
         self._context, self._job, self._team, self._tell, self._unit = context, job, team, tell, unit
         self._total = params.max_iter if solver in ("newton", "lbfgs", "owlqn") else None
-        self._store = open_store(job.checkpoint_url) if job.checkpoint_url else None
-        self._last_s, self._last_step = time.monotonic(), 0
-        self.resumed_from: int | None = None
+        self._checkpoints = checkpoints
+        self._saved_at, self._saved_step = time.monotonic(), max(0, resumption.step)
+        self._shared_at = self._committed_at = time.monotonic()
+        self._share_s = SHARE_S
+        self._newest: tuple[int, State] | None = None
+        self.resumed_from = resumption.step if resumption.state is not None else None
         self.saved = 0
+        team.number = max(0, resumption.step)
+        if resumption.state is not None:
+            logger.info("training goes on from step %d; %d are done again", resumption.step, resumption.lost_steps)
+            self._report_resumption(resumption)
 
-    def resume(self) -> State | None:
-        """Return the state to go on from, if there is one."""
-        found = latest_checkpoint(self._store, self._prefix) if self._store else None
-        if found is None:
-            return None
-        state = decode_state(found.payload)
-        self.resumed_from = self._last_step = found.step
-        logger.info("training goes on from the checkpoint at step %d", found.step)
-        return state
+    def _report_resumption(self, resumption: Resumption) -> None:
+        found = {"step": resumption.step, "lost_steps": resumption.lost_steps, "lost_s": resumption.lost_s}
+        self._context.report({"unit": "resumed", **found, "stored": resumption.stored})
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Keep the state after the last step when the formation ends under way: nothing is lost then."""
+        try:
+            yield
+        except Exception:
+            if self._newest is not None:
+                step, state = self._newest
+                self._team.held.keep(step, encode_state(state))
+            raise
 
     def __call__(self, step: Step, state: Any) -> None:
         if not np.isfinite(step.loss):
@@ -95,22 +135,42 @@ class Watching:
             )
         metrics = {"loss": step.loss * self._unit, "gradient": step.residual, **step.extra}
         self._tell.stepped("step", step.number, self._total or 0, metrics)
+        self._newest = step.number, state()
+        self._team.number = step.number
+        now = time.monotonic()
         stopping = self._context.stop_requested()
-        if self._store is not None and (stopping or self._due(step.number)):
-            keep = self._job.config.checkpoint.keep
-            save_checkpoint(self._store, self._prefix, step.number, encode_state(state()), keep=keep)
-            self._last_s, self._last_step = time.monotonic(), step.number
-            self.saved += 1
+        if self._checkpoints is not None and (stopping or self._due(step.number, now)):
+            self._save()
+        if now - self._committed_at >= COMMIT_S:
+            self._committed_at = now
+            self._context.committed(step.number)
         if stopping:
-            self._team.leave()
+            self._team.stop()
+        if self._context.regroup_requested():
+            self._team.regroup()
+        if not self._team.alone and now - self._shared_at >= self._share_s:
+            self._share()
 
-    @property
-    def _prefix(self) -> str:
-        return f"linear-{self._job.identity[:24]}"
+    def _save(self) -> None:
+        assert self._checkpoints is not None
+        assert self._newest is not None
+        step, state = self._newest
+        self._checkpoints.save(step, encode_state(state))
+        self._saved_at, self._saved_step = time.monotonic(), step
+        self.saved += 1
 
-    def _due(self, step: int) -> bool:
+    def _share(self) -> None:
+        """Give everybody the state, as often as that costs a small part of the time."""
+        assert self._newest is not None
+        step, state = self._newest
+        began = time.monotonic()
+        self._team.keep(step, encode_state(state))
+        self._shared_at = time.monotonic()
+        self._share_s = max(SHARE_S, (self._shared_at - began) / SHARE_COST)
+
+    def _due(self, step: int, now: float) -> bool:
         every = self._job.config.checkpoint
         if every.every_steps is not None:
-            return step - self._last_step >= every.every_steps
+            return step - self._saved_step >= every.every_steps
         assert every.every_s is not None
-        return time.monotonic() - self._last_s >= every.every_s
+        return now - self._saved_at >= every.every_s

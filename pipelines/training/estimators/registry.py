@@ -27,6 +27,8 @@ class FitRequest:
     data: TrainingData
     client: Client | None
     ranks: int
+    min_ranks: int
+    max_ranks: int
     threads: int
     memory_bytes: int | None
     checkpoint_url: str | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -90,6 +91,8 @@ class Kept:
     holds: tuple[int, ...] = ()
     """Numbers of what it has loaded; whoever deals out the work for the next formation is told."""
     values: dict[str, Any] = field(default_factory=dict)
+    resources: ExitStack = field(default_factory=ExitStack)
+    """What must be closed when the process's work is over."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,9 @@ class RankContext:
     """Send a small JSON message to ``run_gang``'s `on_message`; never blocks for long."""
     stop_requested: Callable[[], bool] = field(repr=False)
     """Whether this rank was asked to leave. Ranks hear of it at different times: let one decide and broadcast."""
+    leaving: Callable[[], bool] = field(repr=False, default=bool)
+    """Whether this formation is over: a program that computes for long without the collective looks, and raises
+    `Regroup`."""
     regroup_requested: Callable[[], bool] = field(repr=False, default=bool)
     """Whether more ranks are waiting to join. Rank 0 is told; it makes all raise `Regroup` after the same step."""
     committed: Callable[[int], None] = field(repr=False, default=_forget)

@@ -139,6 +139,7 @@ class _Member:
             scratch=Path(self._launch["scratch"]),
             report=lambda message: self._line.send({"kind": "report", "message": message}),
             stop_requested=self._stop.is_set,
+            leaving=lambda: bool(self._leave),
             regroup_requested=self._regroup.is_set,
             committed=lambda step: self._line.send({"kind": "committed", "step": step}),
             formation=order["formation"],

@@ -9,22 +9,35 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from pipelines.training.batches import LaneStream
-from pipelines.training.gang import Collective, StopRequested
+from pipelines.training.gang import Collective, Regroup, StopRequested
 from pipelines.training.gang.context import Array
+from pipelines.training.holding import Holding
 from pipelines.training.passes import HEAD, Passes, lower_triangle
 from pipelines.training.reducers import ReproducibleSum
 
-_ORDER = struct.Struct("<BBIQQQ")  # what, fine, stride, epoch, step, steps
-_GRADIENT, _HESSIAN, _BATCH, _END, _LEAVE = range(5)
+_ORDER = struct.Struct("<BBIQQQQ")
+_GRADIENT, _HESSIAN, _BATCH, _KEEP, _END, _STOP, _REGROUP = range(7)
+
+
+class _Order(NamedTuple):
+    """What all do next. `number` is the optimiser's step; `epoch`, `step` and `steps` say which mini-batch."""
+
+    what: int
+    fine: bool = False
+    stride: int = 1
+    epoch: int = 0
+    step: int = 0
+    steps: int = 0
+    number: int = 0
 
 
 class Team:
-    """All ranks, as each of them sees them. Rank 0 calls `gradient`, `hessian`, `batch`, `end` and `leave`; the others
-    call `follow`.
+    """All ranks, as each of them sees them: rank 0 gives orders, the others `follow`.
 
     Parameters
     ----------
@@ -34,70 +47,99 @@ class Team:
     streams : mapping of int to LaneStream
         The same lanes, for mini-batches.
     features : int
+    held : Holding
+        Where each rank keeps the newest state that it is told of.
     """
 
     def __init__(
-        self, collective: Collective, passes: Passes, streams: Mapping[int, LaneStream], features: int
+        self,
+        collective: Collective,
+        passes: Passes,
+        streams: Mapping[int, LaneStream],
+        features: int,
+        held: Holding,
     ) -> None:
-        self._collective, self._passes, self._streams = collective, passes, streams
+        self._collective, self._passes, self._streams, self.held = collective, passes, streams, held
         self._shape = (passes.loss.outputs, features + 1)
         self._reducer = ReproducibleSum(collective)
+        self.number = 0
+        """The step that rank 0's optimiser is at work on."""
         self.compute_s = 0.0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody else."""
+        return self._collective.size == 1
 
     def gradient(self, weights: Array, *, fine: bool, stride: int) -> Array:
         """Sum what `Passes.gradient` does, over all lanes."""
-        return self._do((_GRADIENT, fine, stride, 0, 0, 0), weights)
+        return self._do(_Order(_GRADIENT, fine, stride, number=self.number), weights)
 
     def hessian(self, weights: Array, *, fine: bool, stride: int) -> Array:
         """Sum what `Passes.hessian` does, over all lanes."""
-        return self._do((_HESSIAN, fine, stride, 0, 0, 0), weights)
+        return self._do(_Order(_HESSIAN, fine, stride, number=self.number), weights)
 
     def batch(self, weights: Array, epoch: int, step: int, steps: int) -> Array:
         """Sum what `Passes.batch` does, over all lanes."""
-        return self._do((_BATCH, False, 1, epoch, step, steps), weights)
+        return self._do(_Order(_BATCH, False, 1, epoch, step, steps, self.number), weights)
+
+    def keep(self, step: int, state: bytes) -> None:
+        """Give everybody the training's state after `step`, so that any of them can go on from it."""
+        self._collective.broadcast(_ORDER.pack(*_Order(_KEEP, number=step)) + state)
+        self.held.keep(step, state)
 
     def end(self) -> None:
         """Tell all that the work is done."""
-        self._collective.broadcast(_ORDER.pack(_END, 0, 0, 0, 0, 0))
+        self._collective.broadcast(_ORDER.pack(*_Order(_END)))
 
-    def leave(self) -> None:
-        """Make all leave, as somebody has asked; raises ``StopRequested``."""
-        self._collective.broadcast(_ORDER.pack(_LEAVE, 0, 0, 0, 0, 0))
+    def stop(self) -> None:
+        """Make all leave for good, as somebody has asked; raises ``StopRequested``."""
+        self._collective.broadcast(_ORDER.pack(*_Order(_STOP)))
         raise StopRequested
+
+    def regroup(self) -> None:
+        """Make all leave for a new formation; raises ``Regroup``."""
+        self._collective.broadcast(_ORDER.pack(*_Order(_REGROUP)))
+        raise Regroup
 
     def follow(self) -> None:
         """Compute what rank 0 orders until it says that the work is done.
 
         Raises
         ------
-        StopRequested
+        StopRequested, Regroup
             When all leave.
         """
         while True:
-            order = self._collective.broadcast(None)
-            fields = _ORDER.unpack_from(order)
-            if fields[0] == _END:
+            message = self._collective.broadcast(None)
+            order = _Order(*_ORDER.unpack_from(message))
+            if order.what == _END:
                 return
-            if fields[0] == _LEAVE:
+            if order.what == _STOP:
                 raise StopRequested
-            self._answer(fields, np.frombuffer(order, np.float64, offset=_ORDER.size))
+            if order.what == _REGROUP:
+                raise Regroup
+            if order.what == _KEEP:
+                self.held.keep(order.number, message[_ORDER.size :])
+            else:
+                self._answer(order, np.frombuffer(message, np.float64, offset=_ORDER.size))
 
-    def _do(self, fields: tuple[int, ...], weights: Array) -> Array:
-        self._collective.broadcast(_ORDER.pack(*fields) + weights.tobytes())
-        total = self._answer(fields, weights)
+    def _do(self, order: _Order, weights: Array) -> Array:
+        self._collective.broadcast(_ORDER.pack(*order) + weights.tobytes())
+        total = self._answer(order, weights)
         assert total is not None
         return total
 
-    def _answer(self, fields: tuple[int, ...], weights: Array) -> Array | None:
-        what, fine, stride, epoch, step, steps = fields
+    def _answer(self, order: _Order, weights: Array) -> Array | None:
         weights = weights.reshape(self._shape)
+        self.held.hear(order.number)
         began = time.perf_counter()
-        if what == _GRADIENT:
-            partials = self._passes.gradient(weights, fine=bool(fine), stride=stride)
-        elif what == _HESSIAN:
-            partials = self._passes.hessian(weights, fine=bool(fine), stride=stride)
+        if order.what == _GRADIENT:
+            partials = self._passes.gradient(weights, fine=bool(order.fine), stride=order.stride)
+        elif order.what == _HESSIAN:
+            partials = self._passes.hessian(weights, fine=bool(order.fine), stride=order.stride)
         else:
-            partials = self._passes.batch(weights, self._streams, epoch, step, steps)
+            partials = self._passes.batch(weights, self._streams, order.epoch, order.step, order.steps)
         self.compute_s += time.perf_counter() - began
         return self._reducer.sum(partials)
 
