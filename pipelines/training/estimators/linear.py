@@ -233,7 +233,7 @@ def identity(request: FitRequest, lanes: int) -> str:
     config.pop("checkpoint")
     files = [[each.path, each.size, each.etag] for each in _files(request)]
     plain = {
-        "version": 1,
+        "version": 2,
         "config": config,
         "source": codec.to_plain(data.source),
         "shards": data.shards.digest,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from pipelines.training.gang import process
-from pipelines.training.gang.queue import Claim
+from pipelines.training.gang.claim import Claim
 from pipelines.training.gang.watcher import Launch, Site, address_towards, local_site, watch
 
 if TYPE_CHECKING:

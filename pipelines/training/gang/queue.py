@@ -1,4 +1,8 @@
-"""Whose turn it is on a cluster: gangs run one after the other, so that none holds half of what another needs."""
+"""A gang's turn on a cluster: it waits in line for workers, holds them while it runs, and gives them back.
+
+Gangs that fit side by side run side by side. `book` holds the rules and `desk` the way to the scheduler; here are the
+waits, each with its limit.
+"""
 
 from __future__ import annotations
 
@@ -7,52 +11,45 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipelines.errors import DeadlineError, InterruptedRunError
+from pipelines.training.gang.book import Answer, Holder
+from pipelines.training.gang.claim import Claim, DaskClaim, LocalClaim
 
 if TYPE_CHECKING:
     from distributed import Client
 
 logger = logging.getLogger(__name__)
 
-_LOCK = "mutirao-gang"
+NEXT_S = 0.25
+"""Between two visits of the gang that is next."""
+WAIT_S = 1.0
+"""Between two visits of the others that wait."""
 
 
-class Claim:
-    """Temporary."""
+@dataclass(frozen=True)
+class Place:
+    """Where a gang stands in the line for workers."""
 
-    def __init__(self, client: Any, ranks: int, start_s: float) -> None:
-        self._client = client
-        self.workers: tuple[str, ...] = tuple(_choose_workers(client, ranks, start_s)) if client is not None else ()
+    position: int
+    """1 is the next."""
+    ahead: tuple[str, ...]
+    """The names of the gangs that wait before it."""
+    holders: tuple[Holder, ...]
+    """The gangs that have workers, with how many and for how long."""
+    wanted: int
+    """The fewest workers it starts with."""
+    free: int
+    """Workers that no gang has."""
+    there: int
+    """Workers that the cluster has."""
 
-    def more(self, count: int) -> list[str]:
-        there = sorted(self._client.scheduler_info(n_workers=-1)["workers"])
-        found = [each for each in there if each not in self.workers][:count]
-        self.workers += tuple(found)
-        return found
-
-    def give_back(self, addresses: Any) -> None:
-        self.workers = tuple(each for each in self.workers if each not in addresses)
-
-
-def _choose_workers(client: Client, ranks: int, start_s: float) -> list[str]:
-    """Pick distinct workers, the least busy first; waits for them at most `start_s`."""
-    end = time.monotonic() + start_s
-    while True:
-        there = sorted(client.scheduler_info(n_workers=-1)["workers"])
-        if len(there) >= ranks:
-            busy = client.processing()
-            return sorted(there, key=lambda worker: (len(busy.get(worker, ())), worker))[:ranks]
-        if time.monotonic() > end:
-            raise DeadlineError(
-                f"workers did not come within {start_s:g} s",
-                on="the cluster",
-                expected=f"{ranks} workers, one per rank",
-                found=str(len(there)),
-                remedy="Ask for fewer ranks, or look at the cluster's log for why workers are missing.",
-            )
-        time.sleep(0.2)
+    def __str__(self) -> str:
+        first = f"place {self.position}" + (f" behind {', '.join(self.ahead)}" if self.ahead else "")
+        held = f"; held by {', '.join(map(str, self.holders))}" if self.holders else ""
+        return f"{first}; needs {self.wanted} workers, {self.free} of {self.there} are free{held}"
 
 
 @contextmanager
@@ -62,60 +59,127 @@ def turn(
     *,
     ranks: int,
     min_ranks: int,
+    max_ranks: int,
     queue_s: float,
     start_s: float,
     stop: threading.Event,
-    on_wait: Callable[[Any], None],
+    on_wait: Callable[[Place], None],
 ) -> Iterator[Claim]:
-    """Hold the cluster for one gang; waits at most `queue_s` for the one that has it.
+    """Wait for workers, hold them for one gang, and give them back.
 
-    The lock lives on the scheduler and lapses when its holder's process dies (Dask's lease timeout, 30 s by default).
+    A gang gets at least `ranks` and at most `max_ranks` workers at once, the least busy ones, after all gangs that came
+    earlier have got theirs; when the whole cluster has fewer than `ranks` for `start_s`, `min_ranks` will do. A driver
+    that died is forgotten after seconds. One that was starved for more than half a minute may find some of its workers
+    given to another gang: they leave the claim with a warning, the others stay.
+
+    Parameters
+    ----------
+    client : distributed.Client or None
+        The cluster; None stands for places in this process, which there are always enough of.
+    name : str
+        What others read that wait for this gang.
+    ranks, min_ranks, max_ranks : int
+        Workers to start with: as it should be, the fewest, and the most; and the most to grow to.
+    queue_s : float
+        The longest wait for other gangs.
+    start_s : float
+        The longest wait for workers, as the next in line, while the cluster has fewer than `ranks`, and again while it
+        has fewer than `min_ranks`; also for a scheduler that does not answer.
+    stop : threading.Event
+        Ends the wait.
+    on_wait : callable ``(Place)``
+        Called in this thread when the place in the line, or those who hold workers, are others than before.
 
     Raises
     ------
     DeadlineError
-        Another gang did not end in time; names it.
+        The turn, or missing workers, did not come in time; says who holds what.
     InterruptedRunError
         `stop` was set while waiting.
+    GangError
+        The client is closed, or the scheduler does not have this package.
     """
     if client is None:
-        yield Claim(None, ranks, start_s)
+        yield LocalClaim(max_ranks)
         return
-    from distributed import Lock
-
-    with client.as_current():
-        lock = Lock(_LOCK)
-        _wait(client, lock, name, queue_s, stop, on_wait)
-        try:
-            client.set_metadata([_LOCK], {"name": name, "since": time.time()})
-            yield Claim(client, ranks, start_s)
-        finally:
-            lock.release()
+    claim = DaskClaim(client, name, least=ranks, most=max_ranks)
+    try:
+        _wait(claim, name, min_ranks, queue_s, start_s, stop, on_wait)
+        with claim.renewed():
+            yield claim
+    finally:
+        claim.close()
 
 
 def _wait(
-    client: Client, lock: Any, name: str, queue_s: float, stop: threading.Event, on_wait: Callable[[str], None]
+    claim: DaskClaim,
+    name: str,
+    min_ranks: int,
+    queue_s: float,
+    start_s: float,
+    stop: threading.Event,
+    on_wait: Callable[[Place], None],
 ) -> None:
-    end = time.monotonic() + queue_s
-    told = ""
-    while not lock.acquire(timeout=min(1.0, max(queue_s, 0.01))):
-        holder = _holder(client)
+    began = answered = time.monotonic()
+    lacking: float | None = None
+    told: object = None
+    while True:
+        try:
+            answer = claim.visit()
+        except OSError as error:
+            logger.info("%s asked for workers without an answer: %s", name, error)
+            if time.monotonic() - answered > start_s:
+                raise _unanswered(name, start_s, error) from error
+            if stop.wait(WAIT_S):
+                raise InterruptedRunError(f"{name} was stopped while the Dask scheduler did not answer") from error
+            continue
+        if answer.workers:
+            return
+        now = answered = time.monotonic()
+        place = _place(answer, claim.least)
+        lacking = (lacking or now) if place.position == 1 and place.there < claim.least else None
         if stop.is_set():
-            raise InterruptedRunError(f"{name} was stopped while it waited for {holder} on the same cluster")
-        if time.monotonic() > end:
-            raise DeadlineError(
-                f"{name} did not get its turn on the cluster within {queue_s:g} s",
-                found=f"{holder} still has it",
-                remedy="Wait for it, cancel it, or use another cluster.",
-            )
-        if holder != told:
-            told = holder
-            logger.info("%s waits for its turn on the cluster: %s has it", name, holder)
-            on_wait(holder)
+            raise InterruptedRunError(f"{name} was stopped while it waited for workers ({place})")
+        if lacking is not None and now - lacking >= start_s:
+            if min_ranks >= claim.least:
+                raise _too_few(place, start_s)
+            logger.warning("%s starts with fewer workers than it should have: %s", name, place)
+            claim.least, lacking = min_ranks, None
+        if lacking is None and now - began >= queue_s:
+            raise _too_late(name, place, queue_s)
+        seen = (place.position, place.ahead, tuple((each.name, each.workers) for each in place.holders))
+        if seen != told:
+            told = seen
+            logger.info("%s waits for workers: %s", name, place)
+            on_wait(place)
+        stop.wait(min(NEXT_S if place.position == 1 else WAIT_S, max(queue_s, 0.01)))
 
 
-def _holder(client: Client) -> str:
-    held = client.get_metadata([_LOCK], default=None)
-    if not held:
-        return "another training"
-    return f"{held['name']} (for {time.time() - held['since']:.0f} s)"
+def _place(answer: Answer, wanted: int) -> Place:
+    return Place(len(answer.ahead) + 1, answer.ahead, answer.holders, wanted, answer.free, answer.there)
+
+
+def _too_late(name: str, place: Place, queue_s: float) -> DeadlineError:
+    return DeadlineError(
+        f"{name} did not get its turn on the cluster within {queue_s:g} s",
+        found=str(place),
+        remedy="Wait for those who hold workers, cancel one, add workers, or use another cluster.",
+    )
+
+
+def _too_few(place: Place, start_s: float) -> DeadlineError:
+    return DeadlineError(
+        f"workers did not come within {start_s:g} s",
+        on="the cluster",
+        expected=f"{place.wanted} workers, one per rank",
+        found=str(place.there),
+        remedy="Ask for fewer ranks, or look at the cluster's log for why workers are missing.",
+    )
+
+
+def _unanswered(name: str, start_s: float, error: OSError) -> DeadlineError:
+    return DeadlineError(
+        f"{name} could not ask for workers: the Dask scheduler did not answer within {start_s:g} s",
+        found=f"{type(error).__name__}: {error}",
+        remedy="See whether the scheduler lives and can be reached from here.",
+    )

@@ -19,7 +19,7 @@ from pipelines.training.gang.coordinator import Coordinator
 from pipelines.training.gang.events import Cause, Enlisted, Event, Gone, Introduce, Order, Recruit, Spoke, StopAsked
 from pipelines.training.gang.launch import DaskLauncher, Launcher, LocalLauncher
 from pipelines.training.gang.membership import Membership, Phase, Sizes, Trouble
-from pipelines.training.gang.queue import turn
+from pipelines.training.gang.queue import Place, turn
 from pipelines.training.gang.watcher import Launch
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def run_gang(
     memory_bytes: int | None = None,
     deadlines: Deadlines | None = None,
     on_message: Callable[[int, dict[str, Any]], None] | None = None,
-    on_wait: Callable[[Any], None] | None = None,
+    on_wait: Callable[[Place], None] | None = None,
     on_loss: Callable[[Loss], None] | None = None,
     stop: threading.Event | None = None,
     name: str = "training",
@@ -76,6 +76,7 @@ def run_gang(
 
     Every rank is a child process of its worker, which calls ``program(context)``. All start or none. When one fails or
     is lost, the others are told, leave, and are killed if they do not; no process is left when this returns or raises.
+    Gangs on one cluster run side by side where they fit; the others wait in line, so two never wait for each other.
 
     A gang that survives (``sizes.survive``) goes on after a loss: the ranks that are left leave the collective, and
     `program` is called again in each of them, in a new formation with those that have come in place of the lost ones,
@@ -100,7 +101,7 @@ def run_gang(
     on_message : callable ``(rank, message)``, optional
         Called in this thread for every message that a rank reports; what it raises ends the gang.
     on_wait : callable ``(place)``, optional
-        Called when other gangs have the workers, with the place in the queue.
+        Called while other gangs have the workers, whenever the place in the line changes.
     on_loss : callable ``(loss)``, optional
         Called when a rank was lost and the gang goes on.
     stop : threading.Event, optional
@@ -137,14 +138,15 @@ def run_gang(
         client,
         name,
         ranks=sizes.start,
-        min_ranks=sizes.least if sizes.survive else sizes.start,
+        min_ranks=sizes.least,
+        max_ranks=sizes.most,
         queue_s=deadlines.queue_s,
         start_s=deadlines.start_s,
         stop=stop,
         on_wait=on_wait or _ignore,
     ) as claim:
         if client is not None:
-            sizes = replace(sizes, start=min(sizes.start, len(claim.workers)))
+            sizes = replace(sizes, start=len(claim.workers))
         launcher: Launcher = LocalLauncher() if client is None else DaskLauncher(client, claim)
         token = secrets.token_bytes(32)
         try:

@@ -27,7 +27,7 @@ from pipelines.features import FeatureConfig, LabelConfig, fit_features
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators import linear_rank
-from pipelines.training.estimators.linear import LINEAR, LOGISTIC, assemble, rank_arguments
+from pipelines.training.estimators.linear import LINEAR, LOGISTIC, Dealer, assemble
 from pipelines.training.estimators.registry import FitRequest
 from pipelines.training.fit import Fit
 from pipelines.training.gang import Deadlines, RankContext
@@ -164,15 +164,18 @@ class Trainer:
         memory_bytes: int | None = None,
         checkpoint_url: str | None = None,
         stop: Callable[[], bool] | None = None,
+        holds: Sequence[Sequence[int]] | None = None,
         **config: Any,
     ) -> Fit:
-        """Train; `stop` says whether ranks are asked to leave."""
+        """Train; `stop` says whether ranks are asked to leave, `holds` which lanes each rank has for a start."""
         name = "linear_regression" if data.target.kind == "regression" else "logistic_regression"
         request = FitRequest(
             config=TrainConfig(estimator=name, params=params, **config),
             data=data,
             client=None,
             ranks=ranks,
+            min_ranks=1,
+            max_ranks=ranks,
             threads=threads,
             memory_bytes=memory_bytes,
             checkpoint_url=checkpoint_url,
@@ -181,7 +184,8 @@ class Trainer:
             stop=threading.Event(),
         )
         (LINEAR if data.target.kind == "regression" else LOGISTIC).check(request.config)
-        arguments = rank_arguments(request)
+        dealer = Dealer(request)
+        arguments = dealer.arguments(holds or [()] * dealer.ranks)
 
         def live(own: dict[str, Any]) -> Program:
             def program(collective: TcpCollective) -> bytes:
@@ -198,7 +202,8 @@ class Trainer:
                         report=self.messages.append,
                         stop_requested=stop or (lambda: False),
                     )
-                    return linear_rank.program(context)
+                    with context.kept.resources:
+                        return linear_rank.program(context)
 
             return program
 

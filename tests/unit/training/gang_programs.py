@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -148,3 +149,16 @@ def count(context: RankContext) -> bytes:
         if context.rank == 0:
             context.committed(step)
     return json.dumps([step, total, context.size, context.formation]).encode()
+
+
+def linger(context: RankContext) -> bytes:
+    """Say on which worker it runs, leave a sign, and stay until all files of ``arguments["until"]`` are there."""
+    context.report({"on": os.getppid()})
+    Path(context.arguments["sign"]).touch()
+    end = time.monotonic() + 60
+    while not all(Path(path).exists() for path in context.arguments["until"]):
+        if time.monotonic() > end:
+            raise TimeoutError("the others do not come")
+        time.sleep(0.02)
+    context.report({"off": os.getppid()})
+    return b"done"

@@ -21,7 +21,7 @@ from pipelines.training.estimators.linear import LINEAR, LOGISTIC, LinearParams
 from pipelines.training.estimators.registry import resolve
 from pipelines.training.fit import fit
 from pipelines.training.gang import StopRequested
-from pipelines.training.lanes import default_lanes, host_lanes, make_lanes
+from pipelines.training.lanes import default_lanes
 
 Make = Callable[..., pa.Table]
 
@@ -224,14 +224,6 @@ def test_intervals_that_are_none_are_refused(every: str) -> None:
 
 
 # --- lanes and rows --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-def test_every_shard_is_in_one_lane_and_every_lane_on_one_rank(data: TrainingData, ranks: int) -> None:
-    lanes = make_lanes(data.shards, 8)
-    assert [place for lane in lanes for place in lane] == list(range(len(data.shards.shards)))
-    hosted = host_lanes(data.shards, lanes, ranks)
-    assert [number for run in hosted for number in run] == list(range(len(lanes)))
 
 
 def test_one_number_of_lanes_serves_up_to_eight_workers() -> None:
