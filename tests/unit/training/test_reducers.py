@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pipelines.errors import TrainingError
+from pipelines.training import reducers
 from pipelines.training.gang.collective import TcpCollective
 from pipelines.training.reducers import GATHER_VALUES, PIECE_VALUES, ReproducibleSum
 from pipelines.training.reproducible import MAX_ADDENDS
@@ -47,6 +48,20 @@ def test_hosts_do_not_change_bits(mesh: Any, size: int) -> None:
     assert PIECE_VALUES < 100_100 / 3  # the longest takes two and three ranks several rounds
     exact = [math.fsum(column) for column in rows[:, ::501].T]
     np.testing.assert_array_max_ulp(np.frombuffer(bits.pop())[::501], np.array(exact, np.float64), maxulp=1)
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_neither_the_way_nor_the_pieces_change_bits(mesh: Any, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    rows = partials(size)
+    expected = mesh.run([lambda collective: ReproducibleSum(collective).sum(rows)])[0].tobytes()
+    monkeypatch.setattr(reducers, "GATHER_VALUES", 0)
+    monkeypatch.setattr(reducers, "PIECE_VALUES", 31)
+    for hosted in HOSTED[1:]:  # up to seventeen rounds; some ranks have no piece at all of the shortest
+
+        def program(collective: TcpCollective, hosted: list[list[int]] = hosted) -> np.ndarray | None:
+            return ReproducibleSum(collective).sum(rows[hosted[collective.rank]])
+
+        assert mesh.run([program] * len(hosted))[0].tobytes() == expected
 
 
 @pytest.mark.parametrize("size", [3, GATHER_VALUES + 3])
