@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipelines.config import Config, _seconds
 
@@ -34,6 +35,95 @@ class CheckpointConfig(Config):
         return parse_every(self.every)[1]
 
 
+class SynchronousConfig(Config):
+    """Every step takes a mini-batch (or the whole data) from all lanes, and waits for all ranks.
+
+    Parameters
+    ----------
+    accumulate : int
+        Mini-batches that are added up for one step of the optimiser (mini-batch solvers).
+    reduce_every : int
+        Steps that each lane takes for itself before the lanes' weights are averaged (local SGD; mini-batch solvers).
+    compression : {"top_k", "float16"}, optional
+        What is sent of a lane's gradient (with `reduce_every`: of its weights' change): the largest components only, or
+        all in half precision. What is left out is added to the next one (error feedback).
+    top_k : float, optional
+        The share of components that ``top_k`` sends; default 0.01.
+    """
+
+    name: Literal["synchronous"] = "synchronous"
+    accumulate: int = Field(default=1, ge=1, le=10_000)
+    reduce_every: int = Field(default=1, ge=1, le=10_000)
+    compression: Literal["top_k", "float16"] | None = None
+    top_k: float | None = Field(default=None, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _refuse_impossible(self) -> Self:
+        if self.top_k is not None and self.compression != "top_k":
+            raise ValueError("top_k is the share that compression: top_k sends; set that too, or leave top_k out")
+        if self.accumulate > 1 and self.reduce_every > 1:
+            raise ValueError("accumulate and reduce_every contradict each other: give one of them")
+        return self
+
+    @property
+    def batches_only(self) -> tuple[str, ...]:
+        """The settings that were made and that only mini-batch solvers can follow."""
+        changed = {"accumulate": self.accumulate > 1, "reduce_every": self.reduce_every > 1}
+        return tuple(name for name, on in (changed | {"compression": self.compression is not None}).items() if on)
+
+
+class AsynchronousConfig(Config):
+    """Ranks take micro-batches when they are ready, and nobody waits for a slow one (mini-batch solvers).
+
+    Parameters
+    ----------
+    staleness : int
+        The most updates that may be committed between a rank's reading of the weights and its own update. 0: a clock
+        commits once every lane's gradient is there, which gives what ``synchronous`` gives, to the bit.
+    """
+
+    name: Literal["asynchronous"] = "asynchronous"
+    staleness: int = Field(default=4, ge=0, le=10_000)
+
+
+class ParameterServerConfig(Config):
+    """Weights are spread by key over servers; ranks pull and push the keys of their mini-batch (sparse features).
+
+    Parameters
+    ----------
+    servers : int, optional
+        Default: as many as ranks, at most 8.
+    replicate : bool
+        Whether each server's weights are kept by a second one, too, so that losing one loses nothing.
+    staleness : int, optional
+        As with ``asynchronous``; None does not bound it.
+    """
+
+    name: Literal["parameter_server"] = "parameter_server"
+    servers: int | None = Field(default=None, ge=1, le=256)
+    replicate: bool = True
+    staleness: int | None = Field(default=None, ge=0, le=10_000)
+
+
+class ModelParallelConfig(Config):
+    """Each rank has a block of the columns, and its weights: for more columns than one worker can hold.
+
+    Parameters
+    ----------
+    blocks : int, optional
+        Default: one for each rank at the start.
+    """
+
+    name: Literal["model_parallel"] = "model_parallel"
+    blocks: int | None = Field(default=None, ge=1, le=4096)
+
+
+STRATEGIES = ("synchronous", "asynchronous", "parameter_server", "model_parallel")
+Strategy = Annotated[
+    SynchronousConfig | AsynchronousConfig | ParameterServerConfig | ModelParallelConfig, Field(discriminator="name")
+]
+
+
 class TrainConfig(Config):
     """The part of a spec that says what is trained and how.
 
@@ -45,7 +135,12 @@ class TrainConfig(Config):
     params: dict[str, Any] = Field(default_factory=dict)
     """See `pipelines.training.estimators.linear.LinearParams` and ``boosting_params.XGBoostParams`` beside it, with
     XGBoost's own names; for a class by import path the arguments that it is made with."""
-    strategy: Literal["synchronous"] = "synchronous"
+    strategy: Strategy = SynchronousConfig()
+    """One of `STRATEGIES`, alone or with its settings: ``{name: asynchronous, staleness: 4}``."""
+    min_workers: int = Field(default=1, ge=1)
+    """With how many workers, at least, a training goes on that has lost some."""
+    max_workers: int | None = Field(default=None, ge=1)
+    """To how many a training grows while it runs; default: the cluster's own limit."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     sample_weight: str | None = None
     """A column of non-negative weights."""
@@ -56,6 +151,33 @@ class TrainConfig(Config):
     random_state: int = Field(default=0, ge=0)
     max_sample_rows: int = Field(default=1_000_000, ge=1)
     """Foreign estimators that can't learn in pieces fit on a seeded sample of at most so many rows."""
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _by_name(cls, value: object) -> object:
+        """Take a bare name for the strategy with its default settings."""
+        if isinstance(value, dict) and "name" not in value:
+            raise ValueError(f"name one of {', '.join(STRATEGIES)}: {{name: …, its settings}}")
+        name = value.get("name") if isinstance(value, dict) else value
+        if isinstance(name, str) and name not in STRATEGIES:
+            near = get_close_matches(name, STRATEGIES, 1)
+            raise ValueError(f"no strategy {name!r}" + (f"; did you mean {near[0]}?" if near else f"; {STRATEGIES}"))
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.max_workers is not None and self.max_workers < self.min_workers:
+            raise ValueError(f"min_workers ({self.min_workers}) is above max_workers ({self.max_workers})")
+        return self
+
+
+def refuse_other_strategies(config: TrainConfig) -> None:
+    """Raise ``ValueError`` for an estimator that only trains synchronously, and knows no settings of that."""
+    if config.strategy != SynchronousConfig():
+        words = config.strategy.model_dump(exclude_defaults=True) or config.strategy.name
+        raise ValueError(
+            f"strategy: {words} is for linear models; {config.estimator} trains with strategy: synchronous"
+        )
 
 
 def parse_every(text: str) -> tuple[float | None, int | None]:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pipelines import codec
 from pipelines.data.shards import deal
 from pipelines.errors import Fault, SpecError
-from pipelines.training.config import TrainConfig
+from pipelines.training.config import TrainConfig, refuse_other_strategies
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators import boosting_params
 from pipelines.training.estimators.boosting_cuts import sample_rule
@@ -36,6 +36,7 @@ class Boosting:
 
     def check(self, config: TrainConfig) -> XGBoostParams:
         """Validate ``config.params``; see `check_params`."""
+        refuse_other_strategies(config)
         return check_params(config.params)
 
     def check_target(self, config: TrainConfig, kind: str, names: tuple[str, ...] | None = None) -> None:

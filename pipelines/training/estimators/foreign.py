@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pipelines import codec
 from pipelines.data.shards import deal
 from pipelines.errors import Fault, SpecError
-from pipelines.training.config import TrainConfig
+from pipelines.training.config import TrainConfig, refuse_other_strategies
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.foreign_class import ForeignClass, check_words, find_class, word_faults
@@ -69,6 +69,7 @@ class Foreign:
         UserCodeError
             The class can't be built with them, or not be stored by skops.
         """
+        refuse_other_strategies(config)
         params, epochs = self._split(config.params)
         if epochs is not None and not _is_count(epochs):
             raise word_faults(self.found.name, [("epochs", f"epochs is a whole number of passes, found {epochs!r}")])

@@ -145,6 +145,7 @@ def _wait(
                 raise _too_few(place, start_s)
             logger.warning("%s starts with fewer workers than it should have: %s", name, place)
             claim.least, lacking = min_ranks, None
+            continue
         if lacking is None and now - began >= queue_s:
             raise _too_late(name, place, queue_s)
         seen = (place.position, place.ahead, tuple((each.name, each.workers) for each in place.holders))

@@ -42,7 +42,9 @@ def test_every_shard_is_in_one_lane_in_order(sizes: list[int], lanes: int) -> No
 
 
 @given(SIZES, st.integers(1, 12), HISTORY, st.randoms(use_true_random=False))
-def test_every_lane_is_on_one_rank_after_any_history(sizes: list[int], ranks: int, history: list[str], rng: Any) -> None:
+def test_every_lane_is_on_one_rank_after_any_history(
+    sizes: list[int], ranks: int, history: list[str], rng: Any
+) -> None:
     plan = plan_of(sizes)
     lanes = make_lanes(plan, 16)
     weights = [sum(sizes[place] for place in lane) for lane in lanes]

@@ -412,7 +412,7 @@ def test_a_turn_that_does_not_come_names_who_holds_what(client: Client) -> None:
 def test_workers_that_do_not_come_are_told_and_the_line_goes_on(client: Client) -> None:
     with pytest.raises(DeadlineError, match=r"within 0.3 s; expected 3 workers, one per rank; found 2"):
         take(client, "a", 3, start_s=0.3, queue_s=0.0).__enter__()
-    with take(client, "b", 4, min_ranks=1) as claim:
+    with take(client, "b", 4, min_ranks=1, start_s=0.3) as claim:
         assert len(claim.workers) == 2
 
 
