@@ -35,7 +35,7 @@ class LaneStream:
         self._buffer = Buffer()
 
     def take(self, epoch: int, step: int, steps: int) -> Iterator[Block]:
-        """Yield the rows of one step of `steps`, as parts of shuffled blocks."""
+        """Yield the rows of one step of `steps` of an epoch, as parts of shuffled blocks."""
         start, stop = self.rows * step // steps, self.rows * (step + 1) // steps
         self._begin(epoch)
         while start < stop:

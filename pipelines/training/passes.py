@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from scipy.sparse import _sparsetools
@@ -22,6 +22,10 @@ from pipelines.training.objectives import Loss
 
 HEAD = 2
 """A gradient pass's vector begins with the sum of the losses and the sum of the weights."""
+
+
+LaneGradient: TypeAlias = Callable[[Array, int, int, int], Array]
+"""From weights, epoch, step and steps to one lane's part of `Passes.batch`."""
 
 
 class Workspace:
@@ -131,6 +135,30 @@ class Passes:
                 self._add_gradient(block, X, weights, totals[at])
 
         self._share(work)
+        return totals
+
+    def each(
+        self, streams: Mapping[int, LaneStream], size: int, work: Callable[[LaneGradient, Array], object]
+    ) -> Array:
+        """Let every lane work for itself, in parallel: `work` fills the lane's vector with the help of its gradient.
+
+        Returns
+        -------
+        ndarray of float64, shape (lanes, size)
+        """
+        totals = np.zeros((len(self.lanes), size))
+
+        def one(at: int, number: int, space: Workspace) -> None:
+            def gradient(weights: Array, epoch: int, step: int, steps: int) -> Array:
+                total = np.zeros(HEAD + self.size)
+                for block in streams[number].take(epoch, step, steps):
+                    X = _matrix(block, space, fine=False)
+                    self._add_gradient(block, X, weights.reshape(self.loss.outputs, -1), total)
+                return total
+
+            work(gradient, totals[at])
+
+        self._share(one)
         return totals
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from pipelines import codec
 from pipelines.config import Config
 from pipelines.errors import UsageError
-from pipelines.training.config import TrainConfig
+from pipelines.training.config import SynchronousConfig, TrainConfig
 from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.registry import FitRequest
 from pipelines.training.fit import Fit, Progress
@@ -25,7 +25,7 @@ from pipelines.training.state import decode_state
 Solver = Literal["auto", "lbfgs", "owlqn", "newton", "sgd", "momentum", "adam"]
 
 PROGRAM = "pipelines.training.estimators.linear_rank:program"
-_MINI_BATCH = ("sgd", "momentum", "adam")
+MINI_BATCH = ("sgd", "momentum", "adam")
 _MINI_BATCH_ONLY = (
     "learning_rate", "schedule", "power", "warmup", "momentum", "batch_rows", "epochs",
 )  # fmt: skip
@@ -83,7 +83,7 @@ class LinearParams(Config):
             raise ValueError("l1_ratio shares out C; give C too, or say l1 and l2 themselves")
         if self.solver == "lbfgs" and (self.l1 or self.l1_ratio):
             raise ValueError("lbfgs needs a smooth objective; use solver: auto, owlqn or newton with l1")
-        if self.solver not in _MINI_BATCH:
+        if self.solver not in MINI_BATCH:
             said = [name for name in _MINI_BATCH_ONLY if name in self.model_fields_set]
             if said:
                 raise ValueError(
@@ -104,6 +104,7 @@ class LinearEstimator:
     def check(self, config: TrainConfig) -> LinearParams:
         """Validate the parameters. Raises ``pydantic.ValidationError``."""
         params = LinearParams.model_validate(config.params)
+        refuse_strategy(config, params)
         if config.class_weight is not None and "regression" in self.label_kinds:
             raise ValueError("class_weight needs classes; linear regression has none")
         return params
@@ -126,6 +127,14 @@ class LinearEstimator:
             )
         class_factors(request.config.class_weight, request.data.target)  # refused before anything is started
         return _fit(request)
+
+
+def refuse_strategy(config: TrainConfig, params: LinearParams) -> None:
+    """Raise ``ValueError`` when the solver can't do what the strategy asks for."""
+    strategy = config.strategy
+    if isinstance(strategy, SynchronousConfig) and params.solver not in MINI_BATCH and strategy.batches_only:
+        names = ", ".join(strategy.batches_only)
+        raise ValueError(f"strategy.{names} is for mini-batches; set params.solver: sgd, momentum or adam")
 
 
 LOGISTIC = LinearEstimator(("binary", "multiclass"))

@@ -13,9 +13,9 @@ import numpy as np
 from pipelines import codec
 from pipelines.errors import TrainingError
 from pipelines.training.batches import LaneStream
-from pipelines.training.config import TrainConfig
+from pipelines.training.config import SynchronousConfig, TrainConfig
 from pipelines.training.data import TrainingData
-from pipelines.training.estimators.linear import LinearParams
+from pipelines.training.estimators.linear import MINI_BATCH
 from pipelines.training.estimators.linear_setting import (
     COARSE_VALUES,
     Job,
@@ -38,6 +38,8 @@ from pipelines.training.optimisers.oracle import State
 from pipelines.training.passes import Passes
 from pipelines.training.reducers import ReproducibleSum
 from pipelines.training.state import array_bytes, decode_state, encode_state
+from pipelines.training.strategies.compression import Compression
+from pipelines.training.strategies.penalty import Penalty
 from pipelines.training.strategies.synchronous import MeanObjective, Team
 
 
@@ -62,7 +64,10 @@ def program(context: RankContext) -> bytes:
     setting = make_setting(job, moments)
     streams = {number: LaneStream(number, blocks, job.config.random_state) for number, blocks in held.lanes.items()}
     with closing(_passes(context, held, features, setting)) as passes:
-        team = Team(context.collective, passes, streams, features, held)
+        penalty = Penalty.of(setting.loss.outputs, features, l2=setting.l2, fit_intercept=job.params.fit_intercept)
+        team = Team(
+            context.collective, passes, streams, features, held, penalty, _compression(context, job), setting.l1
+        )  # fmt: skip
         used = {
             "rank": context.rank,
             "load_s": load_s,
@@ -71,11 +76,29 @@ def program(context: RankContext) -> bytes:
         }
         checkpoints = Checkpoints(job) if job.checkpoint_url else None
         start = resume(context, held, lambda: checkpoints.latest() if checkpoints else None)
+        if start.state is not None and team.keeps_lanes:
+            team.restore(decode_state(start.state))
+        solver = choose_solver(job.params, setting, features)
+        team.rule = _descent(job, solver).made(_steps(job, moments), team.l1) if solver in MINI_BATCH else None
         if context.rank == 0:
             result = _lead(context, job, setting, team, moments, tell, start, checkpoints)
             return encode_state({**result, "rank": {**used, "compute_s": team.compute_s}})
         team.follow()
-        return json.dumps({**used, "compute_s": team.compute_s}).encode()
+        return json.dumps({**used, **team.traffic, "compute_s": team.compute_s}).encode()
+
+
+def _compression(context: RankContext, job: Job) -> Compression | None:
+    strategy = job.config.strategy
+    if not isinstance(strategy, SynchronousConfig) or strategy.compression is None:
+        return None
+    return Compression.of(strategy.compression, strategy.top_k, context.collective)
+
+
+def _steps(job: Job, moments: Moments) -> int:
+    """Count the steps of an epoch."""
+    strategy = job.config.strategy
+    accumulate = strategy.accumulate if isinstance(strategy, SynchronousConfig) else 1
+    return max(1, round(moments.rows / (job.params.batch_rows * accumulate)))
 
 
 def _agree_on_moments(context: RankContext, job: Job, held: Holding) -> Moments:
@@ -113,15 +136,12 @@ def _lead(
     solver = choose_solver(params, setting, features)
     objective = MeanObjective(
         team,
-        outputs,
-        features,
-        l2=setting.l2,
+        team.penalty,
         l1=setting.l1,
-        fit_intercept=params.fit_intercept,
         diagonal=bound_diagonal(setting, moments),
         coarse_pays=moments.rows * features >= COARSE_VALUES,
         sample_stride=sample_stride(moments.rows, outputs * (features + 1)),
-        steps_per_epoch=max(1, round(moments.rows / params.batch_rows)),
+        steps_per_epoch=_steps(job, moments),
         on_rows=lambda share: tell.passed(share * moments.rows),
     )
     weights = np.zeros((outputs, features + 1))
@@ -131,7 +151,7 @@ def _lead(
     start = {"weights": weights.reshape(-1)} if resumption.state is None else decode_state(resumption.state)
     began = time.monotonic()
     with watch.keeping():
-        outcome = _minimise(solver, objective, start, watch, params)
+        outcome = _minimise(solver, objective, start, watch, job)
     if not (np.isfinite(outcome.loss) and np.isfinite(outcome.weights).all()):
         raise TrainingError(
             "the loss is not finite",
@@ -144,28 +164,33 @@ def _lead(
     return _result(job, setting, moments, outcome, solver, watch, fit_s, tell.rows)
 
 
-def _minimise(solver: str, objective: MeanObjective, start: State, watch: Watching, params: LinearParams) -> Outcome:
+def _minimise(solver: str, objective: MeanObjective, start: State, watch: Watching, job: Job) -> Outcome:
+    params = job.params
     if solver == "newton":
         return newton(objective, start, watch, tol=params.tol, max_iter=params.max_iter)
     if solver in ("lbfgs", "owlqn"):
         return lbfgs(objective, start, watch, tol=params.tol, max_iter=params.max_iter)
-    rate = params.learning_rate or (0.01 if solver == "adam" else 0.1)
-    settings = Descent(
-        rule=solver,  # type: ignore[arg-type]  # one of the three that are left
-        epochs=params.epochs,
-        learning_rate=rate,
-        schedule=params.schedule,
-        power=params.power,
-        warmup=params.warmup,
-        momentum=params.momentum,
-        tol=params.tol,
-    )
-    outcome = descend(objective, start, watch, settings)
+    outcome = descend(objective, start, watch, _descent(job, solver))
     loss, gradient = objective.gradient(outcome.weights)
     inner = np.abs(outcome.weights[objective.penalised]).sum()
     residual = float(np.abs(gradient).max())
     value = loss + objective.l1 * float(inner)
     return Outcome(outcome.weights, value, residual, outcome.steps, outcome.reason, outcome.converged, outcome.history)
+
+
+def _descent(job: Job, solver: str) -> Descent:
+    params, strategy = job.params, job.config.strategy
+    return Descent(
+        rule=solver,  # type: ignore[arg-type]  # one of MINI_BATCH
+        epochs=params.epochs,
+        learning_rate=params.learning_rate or (0.01 if solver == "adam" else 0.1),
+        schedule=params.schedule,
+        power=params.power,
+        warmup=params.warmup,
+        momentum=params.momentum,
+        tol=params.tol,
+        reduce_every=strategy.reduce_every if isinstance(strategy, SynchronousConfig) else 1,
+    )
 
 
 def _result(

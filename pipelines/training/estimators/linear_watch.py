@@ -121,7 +121,8 @@ class Watching:
         try:
             yield
         except Exception:
-            if self._newest is not None:
+            # What ranks keep for their lanes may be lost with them: only states that were shared are whole then.
+            if self._newest is not None and not self._team.keeps_lanes:
                 step, state = self._newest
                 self._team.held.keep(step, encode_state(state))
             raise
@@ -147,6 +148,8 @@ class Watching:
         if stopping:
             self._team.stop()
         if self._context.regroup_requested():
+            if self._team.keeps_lanes:
+                self._share()
             self._team.regroup()
         if not self._team.alone and now - self._shared_at >= self._share_s:
             self._share()
@@ -155,7 +158,7 @@ class Watching:
         assert self._checkpoints is not None
         assert self._newest is not None
         step, state = self._newest
-        self._checkpoints.save(step, encode_state(state))
+        self._checkpoints.save(step, encode_state({**state, **self._team.lane_state()}))
         self._saved_at, self._saved_step = time.monotonic(), step
         self.saved += 1
 
@@ -164,7 +167,7 @@ class Watching:
         assert self._newest is not None
         step, state = self._newest
         began = time.monotonic()
-        self._team.keep(step, encode_state(state))
+        self._team.keep(step, encode_state({**state, **self._team.lane_state()}))
         self._shared_at = time.monotonic()
         self._share_s = max(SHARE_S, (self._shared_at - began) / SHARE_COST)
 

@@ -1,22 +1,16 @@
-"""Gradient descent on mini-batches: plain, with momentum, and Adam.
-
-Momentum as in Sutskever et al. (2013), with Nesterov's look-ahead; Adam as Kingma & Ba (2015). The 1-norm enters as a
-proximal (soft-threshold) step after each update.
-"""
+"""Gradient descent on mini-batches: one update for each, or several of every lane's own before they are averaged."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 
 from pipelines.errors import TrainingError
 from pipelines.training.gang.context import Array
 from pipelines.training.optimisers.oracle import BatchOracle, Outcome, State, Step, Watch, largest
-from pipelines.training.optimisers.schedules import Schedule, rate
-
-Rule: TypeAlias = Literal["sgd", "momentum", "adam"]
+from pipelines.training.optimisers.rules import Rule, RuleName
+from pipelines.training.optimisers.schedules import Schedule
 
 _EXPLODED = 1e4
 _PATIENCE = 3
@@ -27,9 +21,10 @@ class Descent:
     """The settings of a descent.
 
     `tol`: stop when the mean loss of an epoch has not fallen by this share of itself for three epochs; 0 never.
+    `reduce_every`: steps that each lane takes for itself before weights are averaged.
     """
 
-    rule: Rule = "sgd"
+    rule: RuleName = "sgd"
     epochs: int = 20
     learning_rate: float = 0.1
     schedule: Schedule = "cosine"
@@ -39,10 +34,29 @@ class Descent:
     beta2: float = 0.999
     epsilon: float = 1e-8
     tol: float = 1e-5
+    reduce_every: int = 1
+
+    def made(self, steps_per_epoch: int, l1: Array | None) -> Rule:
+        """Build the rule of an update; `l1` is the 1-norm's factor for each weight."""
+        return Rule(
+            self.rule,
+            self.learning_rate,
+            self.epochs * steps_per_epoch,
+            schedule=self.schedule,
+            power=self.power,
+            warmup=self.warmup,
+            momentum=self.momentum,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            l1=l1,
+        )
 
 
 def descend(oracle: BatchOracle, start: State, watch: Watch, settings: Descent) -> Outcome:
     """Go through the epochs from ``start["weights"]``, or go on from a state of an earlier call, inside its epoch.
+
+    With ``reduce_every`` above 1 this is local SGD (Stich, 2019): every lane goes on from the common weights with its
+    own mini-batches for so many steps, then weights and the rule's memory are averaged, by the lanes' rows' weight.
 
     Raises
     ------
@@ -66,10 +80,11 @@ class _Run:
     """Weights, and the rule's memory of past gradients."""
 
     def __init__(self, oracle: BatchOracle, start: State, settings: Descent) -> None:
+        l1 = np.where(oracle.penalised, oracle.l1, 0.0) if oracle.l1 else None
         self._oracle, self._settings = oracle, settings
+        self._rule = settings.made(oracle.steps_per_epoch, l1)
         self.weights = np.array(start["weights"], np.float64)
-        self._velocity = np.array(start.get("velocity", np.zeros_like(self.weights)))
-        self._square = np.array(start.get("square", np.zeros_like(self.weights)))
+        self._memory = np.array(start.get("memory", np.zeros((self._rule.memories, len(self.weights)))))
         self.epoch, self.step = int(start.get("epoch", 0)), int(start.get("step", 0))
         self._losses, self._count = float(start.get("losses", 0.0)), int(start.get("count", 0))
         self._first = float(start.get("first", np.nan))
@@ -82,38 +97,21 @@ class _Run:
         return self.epoch * self._oracle.steps_per_epoch + self.step
 
     def update(self) -> None:
-        """Take one step."""
-        s = self._settings
-        total = s.epochs * self._oracle.steps_per_epoch
-        eta = rate(s.schedule, self.number, total, first=s.learning_rate, power=s.power, warmup=s.warmup)
-        loss, gradient = self._oracle.batch(self.weights, self.epoch, self.step)
-        self._check(loss)
-        self.last, self.residual = loss, largest(gradient)
-        self._losses, self._count = self._losses + loss, self._count + 1
-        eta_of_weights = self._move(gradient, eta)
-        if self._oracle.l1:
-            reach = np.where(self._oracle.penalised, self._oracle.l1 * eta_of_weights, 0.0)
-            self.weights = np.sign(self.weights) * np.maximum(np.abs(self.weights) - reach, 0)
-        self.step += 1
-
-    def _move(self, gradient: Array, eta: float) -> Array | float:
-        """Update the weights; returns the step size of each weight."""
-        s = self._settings
-        if s.rule == "sgd":
-            self.weights -= eta * gradient
-            return eta
-        self._velocity = s.momentum * self._velocity + (
-            gradient if s.rule == "momentum" else (1 - s.momentum) * gradient
-        )
-        if s.rule == "momentum":
-            self.weights -= eta * (gradient + s.momentum * self._velocity)
-            return eta
-        self._square = s.beta2 * self._square + (1 - s.beta2) * gradient**2
-        count = self.number + 1
-        mean = self._velocity / (1 - s.momentum**count)
-        scale: Array = eta / (np.sqrt(self._square / (1 - s.beta2**count)) + s.epsilon)
-        self.weights -= scale * mean
-        return scale
+        """Take one step, or one round of every lane's own steps."""
+        count = min(self._settings.reduce_every, self._oracle.steps_per_epoch - self.step)
+        if self._settings.reduce_every > 1:
+            loss, weights, self._memory = self._oracle.local(self.weights, self._memory, self.epoch, self.step, count)
+            self._check(loss)
+            self.residual = largest(weights - self.weights) / count
+            self.weights = weights
+        else:
+            loss, gradient = self._oracle.batch(self.weights, self.epoch, self.step)
+            self._check(loss)
+            self.residual = largest(gradient)
+            self._rule.update(self.weights, self._memory, gradient, self.number)
+        self.last = loss
+        self._losses, self._count = self._losses + count * loss, self._count + count
+        self.step += count
 
     def finish_epoch(self) -> bool:
         """Close the epoch; says whether the loss has stopped falling."""
@@ -132,8 +130,7 @@ class _Run:
         """All that is needed to go on."""
         return {
             "weights": self.weights.copy(),  # updated in place
-            "velocity": self._velocity,
-            "square": self._square,
+            "memory": self._memory.copy(),
             "epoch": self.epoch,
             "step": self.step,
             "losses": self._losses,

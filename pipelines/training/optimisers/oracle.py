@@ -80,6 +80,10 @@ class BatchOracle(Protocol):
         """Return the mini-batch's mean loss (with the l2 penalty) and its gradient."""
         ...
 
+    def local(self, weights: Array, memory: Array, epoch: int, step: int, count: int) -> tuple[float, Array, Array]:
+        """Let each lane take `count` steps of its own, and average; returns mean loss, weights and memory."""
+        ...
+
 
 @dataclass(frozen=True)
 class Step:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,15 +17,20 @@ from pipelines.training.batches import LaneStream
 from pipelines.training.gang import Collective, Regroup, StopRequested
 from pipelines.training.gang.context import Array
 from pipelines.training.holding import Holding
-from pipelines.training.passes import HEAD, Passes, lower_triangle
+from pipelines.training.optimisers.rules import Rule
+from pipelines.training.passes import HEAD, LaneGradient, Passes, lower_triangle
 from pipelines.training.reducers import ReproducibleSum
+from pipelines.training.strategies.compression import Compression
+from pipelines.training.strategies.penalty import Penalty
 
 _ORDER = struct.Struct("<BBIQQQQ")
-_GRADIENT, _HESSIAN, _BATCH, _KEEP, _END, _STOP, _REGROUP = range(7)
+_GRADIENT, _HESSIAN, _BATCH, _LOCAL, _KEEP, _COLLECT, _END, _STOP, _REGROUP = range(9)
 
 
 class _Order(NamedTuple):
-    """What all do next. `number` is the optimiser's step; `epoch`, `step` and `steps` say which mini-batch."""
+    """What all do next. `number` is the optimiser's step; `epoch`, `step` and `steps` say which mini-batch, `stride` of
+    how many (local steps).
+    """
 
     what: int
     fine: bool = False
@@ -49,6 +54,10 @@ class Team:
     features : int
     held : Holding
         Where each rank keeps the newest state that it is told of.
+    penalty : Penalty
+    compression : Compression, optional
+        How vectors of mini-batches are sent.
+    l1 : float
     """
 
     def __init__(
@@ -58,8 +67,15 @@ class Team:
         streams: Mapping[int, LaneStream],
         features: int,
         held: Holding,
+        penalty: Penalty,
+        compression: Compression | None = None,
+        l1: float = 0.0,
     ) -> None:
         self._collective, self._passes, self._streams, self.held = collective, passes, streams, held
+        self.penalty, self._compression = penalty, compression
+        self.l1 = np.where(penalty.penalised, l1, 0.0) if l1 else None
+        self.rule: Rule | None = None
+        """How lanes take steps of their own."""
         self._shape = (passes.loss.outputs, features + 1)
         self._reducer = ReproducibleSum(collective)
         self.number = 0
@@ -82,6 +98,39 @@ class Team:
     def batch(self, weights: Array, epoch: int, step: int, steps: int) -> Array:
         """Sum what `Passes.batch` does, over all lanes."""
         return self._do(_Order(_BATCH, False, 1, epoch, step, steps, self.number), weights)
+
+    def local(self, weights: Array, memory: Array, epoch: int, step: int, count: int, steps: int) -> Array:
+        """Let all lanes take `count` steps of their own; returns sums of what `_local` gives for each."""
+        order = _Order(_LOCAL, stride=count, epoch=epoch, step=step, steps=steps, number=self.number)
+        return self._do(order, np.concatenate([weights[None], memory]))
+
+    def lane_state(self) -> dict[str, Any]:
+        """Bring what ranks keep for their lanes to rank 0, as a part of the training's state."""
+        if self._compression is None:
+            return {}
+        self._collective.broadcast(_ORDER.pack(*_Order(_COLLECT)))
+        errors = self._compression.collect()
+        assert errors is not None
+        numbers = sorted(errors)
+        return {"lanes": numbers, "lane_errors": np.array([errors[number] for number in numbers])} if errors else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what a state has for this rank's lanes."""
+        if self._compression is not None and "lanes" in state:
+            errors = dict(zip(state["lanes"], state["lane_errors"], strict=True))
+            self._compression.restore(errors, list(self._passes.lanes))
+
+    @property
+    def keeps_lanes(self) -> bool:
+        """Whether ranks keep a state for their lanes, which is lost with them."""
+        return self._compression is not None
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """Bytes that this rank has sent of compressed vectors, and what plain ones would have been."""
+        if self._compression is None:
+            return {}
+        return {"sent_bytes": self._compression.sent_bytes, "plain_bytes": self._compression.plain_bytes}
 
     def keep(self, step: int, state: bytes) -> None:
         """Give everybody the training's state after `step`, so that any of them can go on from it."""
@@ -121,6 +170,9 @@ class Team:
                 raise Regroup
             if order.what == _KEEP:
                 self.held.keep(order.number, message[_ORDER.size :])
+            elif order.what == _COLLECT:
+                assert self._compression is not None
+                self._compression.collect()
             else:
                 self._answer(order, np.frombuffer(message, np.float64, offset=_ORDER.size))
 
@@ -131,17 +183,50 @@ class Team:
         return total
 
     def _answer(self, order: _Order, weights: Array) -> Array | None:
-        weights = weights.reshape(self._shape)
         self.held.hear(order.number)
         began = time.perf_counter()
-        if order.what == _GRADIENT:
-            partials = self._passes.gradient(weights, fine=bool(order.fine), stride=order.stride)
+        if order.what == _LOCAL:
+            partials = self._local(order, weights.reshape(-1, self.penalty.penalised.size))
+        elif order.what == _GRADIENT:
+            partials = self._passes.gradient(
+                weights.reshape(self._shape), fine=bool(order.fine), stride=order.stride
+            )  # fmt: skip
         elif order.what == _HESSIAN:
-            partials = self._passes.hessian(weights, fine=bool(order.fine), stride=order.stride)
+            partials = self._passes.hessian(weights.reshape(self._shape), fine=bool(order.fine), stride=order.stride)
         else:
-            partials = self._passes.batch(weights, self._streams, order.epoch, order.step, order.steps)
+            partials = self._passes.batch(
+                weights.reshape(self._shape), self._streams, order.epoch, order.step, order.steps
+            )  # fmt: skip
         self.compute_s += time.perf_counter() - began
-        return self._reducer.sum(partials)
+        if self._compression is None or order.what not in (_BATCH, _LOCAL):
+            return self._reducer.sum(partials)
+        head = self._reducer.sum(partials[:, :HEAD])
+        rest = self._compression.sum(list(self._passes.lanes), np.ascontiguousarray(partials[:, HEAD:]))
+        return None if head is None or rest is None else np.concatenate([head, rest])
+
+    def _local(self, order: _Order, start: Array) -> Array:
+        """Take each lane's own steps from common weights and memory, `start`.
+
+        Returns
+        -------
+        ndarray of float64, shape (lanes, HEAD + start.size)
+            Sums of the losses and of the weights of rows; and how far weights and memory have moved, times the latter.
+        """
+        rule, penalty = self.rule, self.penalty
+        assert rule is not None
+
+        def work(gradient: LaneGradient, total: Array) -> None:
+            own = start.copy()
+            for place in range(order.stride):
+                sums = gradient(own[0], order.epoch, order.step + place, order.steps)
+                if sums[1] > 0:
+                    loss, slope = penalty.mean(own[0], sums)
+                    total[0] += loss * sums[1]
+                    total[1] += sums[1]
+                    rule.update(own[0], own[1:], slope, order.number + place)
+            total[HEAD:] = ((own - start) * total[1]).reshape(-1)
+
+        return self._passes.each(self._streams, HEAD + start.size, work)
 
 
 class MeanObjective:
@@ -150,9 +235,8 @@ class MeanObjective:
     Parameters
     ----------
     team : Team
-    outputs, features : int
-    l2, l1 : float
-    fit_intercept : bool
+    penalty : Penalty
+    l1 : float
     diagonal : ndarray, shape (outputs · (features + 1),)
         A rough upper bound of the second derivatives of the mean loss.
     coarse_pays, sample_stride, steps_per_epoch
@@ -164,39 +248,41 @@ class MeanObjective:
     def __init__(
         self,
         team: Team,
-        outputs: int,
-        features: int,
+        penalty: Penalty,
         *,
-        l2: float,
         l1: float,
-        fit_intercept: bool,
         diagonal: Array,
         coarse_pays: bool,
         sample_stride: int,
         steps_per_epoch: int,
         on_rows: Callable[[float], None],
     ) -> None:
-        self._team, self._l2, self.l1 = team, l2, l1
-        self.size = outputs * (features + 1)
-        inner = np.ones((outputs, features + 1), bool)
-        inner[:, -1] = False
-        self.penalised = inner.reshape(-1)
-        self._fixed = ~self.penalised if not fit_intercept else np.zeros(self.size, bool)
-        self.diagonal = diagonal + np.where(self.penalised, l2, 0.0)
+        self._team, self._penalty, self.l1 = team, penalty, l1
+        self.penalised = penalty.penalised
+        self.size = len(self.penalised)
+        self.diagonal = diagonal + np.where(self.penalised, penalty.l2, 0.0)
         self.coarse_pays, self.sample_stride, self.steps_per_epoch = coarse_pays, sample_stride, steps_per_epoch
         self._on_rows = on_rows
 
     def gradient(self, weights: Array, *, fine: bool = True, stride: int = 1) -> tuple[float, Array]:
         """See `Oracle.gradient`."""
-        found = self._mean(weights, self._team.gradient(weights, fine=fine, stride=stride))
+        found = self._penalty.mean(weights, self._team.gradient(weights, fine=fine, stride=stride))
         self._on_rows(1.0 / stride)
         return found
 
     def batch(self, weights: Array, epoch: int, step: int) -> tuple[float, Array]:
         """See `BatchOracle.batch`."""
-        found = self._mean(weights, self._team.batch(weights, epoch, step, self.steps_per_epoch))
+        found = self._penalty.mean(weights, self._team.batch(weights, epoch, step, self.steps_per_epoch))
         self._on_rows(1.0 / self.steps_per_epoch)
         return found
+
+    def local(self, weights: Array, memory: Array, epoch: int, step: int, count: int) -> tuple[float, Array, Array]:
+        """See `BatchOracle.local`."""
+        vector = self._team.local(weights, memory, epoch, step, count, self.steps_per_epoch)
+        self._on_rows(count / self.steps_per_epoch)
+        total = max(float(vector[1]), 1e-300)
+        moved = np.concatenate([weights[None], memory]) + vector[HEAD:].reshape(-1, self.size) / total
+        return float(vector[0]) / total, moved[0], moved[1:]
 
     def hessian(self, weights: Array, *, fine: bool = True, stride: int = 1) -> Array:
         """See `Oracle.hessian`."""
@@ -205,15 +291,9 @@ class MeanObjective:
         matrix = np.zeros((width, width))
         matrix.reshape(-1)[lower_triangle(width)] = vector[HEAD:] / vector[1]
         matrix += np.tril(matrix, -1).T
-        matrix[np.diag_indices(width)] += np.where(self.penalised, self._l2, 0.0)
-        matrix[self._fixed] = 0.0
-        matrix[:, self._fixed] = 0.0
-        matrix[self._fixed, self._fixed] = 1.0
+        matrix[np.diag_indices(width)] += np.where(self.penalised, self._penalty.l2, 0.0)
+        fixed = self._penalty.fixed
+        matrix[fixed] = 0.0
+        matrix[:, fixed] = 0.0
+        matrix[fixed, fixed] = 1.0
         return matrix
-
-    def _mean(self, weights: Array, vector: Array) -> tuple[float, Array]:
-        total = max(float(vector[1]), 1e-300)
-        inner = np.where(self.penalised, weights, 0.0)
-        gradient = vector[HEAD:] / total + self._l2 * inner
-        gradient[self._fixed] = 0.0
-        return float(vector[0]) / total + 0.5 * self._l2 * float(inner @ inner), gradient
