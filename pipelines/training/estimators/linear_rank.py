@@ -14,7 +14,8 @@ from pipelines.training.batches import LaneStream
 from pipelines.training.blocks import BlockStore
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
-from pipelines.training.estimators.linear import LinearParams
+from pipelines.training.estimators.linear_ending import ending, sharpening
+from pipelines.training.estimators.linear_params import LinearParams
 from pipelines.training.estimators.linear_setting import (
     COARSE_VALUES,
     Job,
@@ -27,8 +28,7 @@ from pipelines.training.estimators.linear_setting import (
 from pipelines.training.estimators.linear_watch import Telling, Watching
 from pipelines.training.gang import RankContext
 from pipelines.training.loading import Moments, check_finite, load_lanes, measure, own_rss_bytes, plan_room
-from pipelines.training.objectives import Squared
-from pipelines.training.optimisers import Outcome
+from pipelines.training.optimisers import Outcome, Watch
 from pipelines.training.optimisers.first_order import Descent, descend
 from pipelines.training.optimisers.lbfgs import lbfgs
 from pipelines.training.optimisers.newton import newton
@@ -57,10 +57,11 @@ def program(context: RankContext) -> bytes:
         tell = Telling(context)
         lanes = load_lanes(job.data, job.lanes, store, room, threads=context.threads, on_rows=tell.loaded)
         classes = len(job.data.target.classes)
-        measured = np.array([measure(blocks, features, classes) for blocks in lanes.values()])
+        labels = job.data.labels
+        measured = np.array([measure(blocks, features, classes, labels) for blocks in lanes.values()])
         total = LaneOrder(context.collective, job.lanes_total).sum(measured)
         everyones = context.collective.broadcast(None if total is None else total.tobytes())
-        moments = Moments.of(np.frombuffer(everyones), classes)
+        moments = Moments.of(np.frombuffer(everyones), classes, labels)
         check_finite(moments, job.data.features.names)
         load_s = time.monotonic() - began
         setting = make_setting(job, moments)
@@ -104,7 +105,7 @@ def _lead(
     watch = Watching(context, job, team, tell, setting.unit, solver, params)
     start = watch.resume() or {"weights": weights.reshape(-1)}
     began = time.monotonic()
-    outcome = _minimise(solver, objective, start, watch, params)
+    outcome = sharpening(_minimise, setting.loss, team)(solver, objective, start, watch, params)
     if not (np.isfinite(outcome.loss) and np.isfinite(outcome.weights).all()):
         raise TrainingError(
             "the loss is not finite",
@@ -112,12 +113,13 @@ def _lead(
             found=f"{outcome.loss} after {outcome.steps} steps",
             remedy="Scale the features, or add l2.",
         )
+    end = ending(objective, setting, outcome, job.data.features.names)
     team.end()
     fit_s = time.monotonic() - began
-    return _result(job, setting, moments, outcome, solver, watch, fit_s, tell.rows)
+    return _result(job, setting, moments, outcome, solver, watch, fit_s, tell.rows, end)
 
 
-def _minimise(solver: str, objective: MeanObjective, start: State, watch: Watching, params: LinearParams) -> Outcome:
+def _minimise(solver: str, objective: MeanObjective, start: State, watch: Watch, params: LinearParams) -> Outcome:
     if solver == "newton":
         return newton(objective, start, watch, tol=params.tol, max_iter=params.max_iter)
     if solver in ("lbfgs", "owlqn"):
@@ -150,11 +152,10 @@ def _result(
     watch: Watching,
     fit_s: float,
     rows_passed: float,
+    end: dict[str, Any],
 ) -> dict[str, Any]:
-    weights = outcome.weights.reshape(setting.loss.outputs, -1)
+    weights = setting.loss.units.weights(outcome.weights.reshape(setting.loss.outputs, -1))
     coef, intercept = weights[:, :-1], weights[:, -1]
-    if isinstance(setting.loss, Squared):
-        coef, intercept = coef * setting.loss.scale, intercept * setting.loss.scale + setting.loss.shift
     summary = {
         "solver": solver,
         "n_iter": outcome.steps,
@@ -165,13 +166,14 @@ def _result(
         "history": [value * setting.unit for value in outcome.history],
         "rows": moments.rows,
         "weight": setting.weight,
-        "l2": setting.l2,
-        "l1": setting.l1 * float(np.sqrt(setting.unit)),
+        "l2": setting.asked[0],
+        "l1": setting.asked[1],
         "lanes": job.lanes_total,
         "resumed_from": watch.resumed_from,
         "checkpoints": watch.saved,
         "fit_s": fit_s,
         "passes": rows_passed / moments.rows,
+        **end,
     }
     return {
         "summary": summary,

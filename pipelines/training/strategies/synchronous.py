@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from pipelines.training.gang.context import Array
 from pipelines.training.passes import HEAD, Passes, lower_triangle
 from pipelines.training.reducers import LaneOrder
 
-_ORDER = struct.Struct("<BBIQQQ")  # what, fine, stride, epoch, step, steps
+_ORDER = struct.Struct("<BBIQQQd")  # what, fine, stride, epoch, step, steps, width
 _GRADIENT, _HESSIAN, _BATCH, _END, _LEAVE = range(5)
 
 
@@ -43,6 +44,7 @@ class Team:
         self._collective, self._passes, self._streams = collective, passes, streams
         self._shape = (passes.loss.outputs, features + 1)
         self._reducer = LaneOrder(collective, lanes)
+        self.width = 0.0  # of a loss's smoothing: rank 0 sets it, and every order carries it
         self.compute_s = 0.0
 
     def gradient(self, weights: Array, *, fine: bool, stride: int) -> Array:
@@ -59,11 +61,11 @@ class Team:
 
     def end(self) -> None:
         """Tell all that the work is done."""
-        self._collective.broadcast(_ORDER.pack(_END, 0, 0, 0, 0, 0))
+        self._collective.broadcast(_ORDER.pack(_END, 0, 0, 0, 0, 0, 0.0))
 
     def leave(self) -> None:
         """Make all leave, as somebody has asked; raises ``StopRequested``."""
-        self._collective.broadcast(_ORDER.pack(_LEAVE, 0, 0, 0, 0, 0))
+        self._collective.broadcast(_ORDER.pack(_LEAVE, 0, 0, 0, 0, 0, 0.0))
         raise StopRequested
 
     def follow(self) -> None:
@@ -83,14 +85,16 @@ class Team:
                 raise StopRequested
             self._answer(fields, np.frombuffer(order, np.float64, offset=_ORDER.size))
 
-    def _do(self, fields: tuple[int, ...], weights: Array) -> Array:
+    def _do(self, what: tuple[int, ...], weights: Array) -> Array:
+        fields = (*what, self.width)
         self._collective.broadcast(_ORDER.pack(*fields) + weights.tobytes())
         total = self._answer(fields, weights)
         assert total is not None
         return total
 
-    def _answer(self, fields: tuple[int, ...], weights: Array) -> Array | None:
-        what, fine, stride, epoch, step, steps = fields
+    def _answer(self, fields: tuple[Any, ...], weights: Array) -> Array | None:
+        what, fine, stride, epoch, step, steps, width = fields
+        self._passes.sharpen(width)
         weights = weights.reshape(self._shape)
         began = time.perf_counter()
         if what == _GRADIENT:
@@ -136,7 +140,7 @@ class MeanObjective:
         on_rows: Callable[[float], None],
     ) -> None:
         self._team, self._l2, self.l1 = team, l2, l1
-        self.size = outputs * (features + 1)
+        self._outputs, self.size = outputs, outputs * (features + 1)
         inner = np.ones((outputs, features + 1), bool)
         inner[:, -1] = False
         self.penalised = inner.reshape(-1)
@@ -160,11 +164,13 @@ class MeanObjective:
     def hessian(self, weights: Array, *, fine: bool = True, stride: int = 1) -> Array:
         """See `Oracle.hessian`."""
         vector = self._team.hessian(weights, fine=fine, stride=stride)
-        width = self.size
-        matrix = np.zeros((width, width))
-        matrix.reshape(-1)[lower_triangle(width)] = vector[HEAD:] / vector[1]
-        matrix += np.tril(matrix, -1).T
-        matrix[np.diag_indices(width)] += np.where(self.penalised, self._l2, 0.0)
+        width = self.size // self._outputs
+        matrix = np.zeros((self.size, self.size))
+        for k, triangle in enumerate(vector[HEAD:].reshape(self._outputs, -1) / vector[1]):
+            one = np.zeros((width, width))
+            one.reshape(-1)[lower_triangle(width)] = triangle
+            matrix[k * width : (k + 1) * width, k * width : (k + 1) * width] = one + np.tril(one, -1).T
+        matrix[np.diag_indices(self.size)] += np.where(self.penalised, self._l2, 0.0)
         matrix[self._fixed] = 0.0
         matrix[:, self._fixed] = 0.0
         matrix[self._fixed, self._fixed] = 1.0
