@@ -26,7 +26,7 @@ _ON_THE_WAY = 1e-3
 _FAR = 10.0
 """Steps of Newton's method at once: from a quadratic's neighbourhood they go up by 40 times what one goes down."""
 _SHARE = 0.1
-"""A feature is named that has so large a part in the fall."""
+"""A feature is named that has so large a part in the fall, among the features."""
 
 
 def sharpening(minimise: Minimise, loss: Loss, team: Team) -> Minimise:
@@ -89,6 +89,7 @@ def ending(objective: MeanObjective, setting: Setting, outcome: Outcome, names: 
     fall = value - objective.gradient(outcome.weights + step)[0]
     if fall <= max(0.5 * promised.sum() / _FAR if curved else 0.0, 1e-12 * abs(value)):
         return {}
-    shares = promised.reshape(setting.loss.outputs, -1).sum(axis=0)[:-1] / promised.sum()
+    parts = np.abs(promised.reshape(setting.loss.outputs, -1)[:, :-1]).sum(axis=0)
+    shares = parts / max(float(parts.sum()), 1e-300)
     growing = [names[place] for place in np.argsort(-shares, kind="stable") if shares[place] > _SHARE]
     return {"stop_reason": "unbounded", "converged": False, "unbounded": growing}

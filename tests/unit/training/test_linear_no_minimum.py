@@ -38,6 +38,12 @@ def test_separable_classes_have_no_minimum_without_a_penalty(
         assert "x" in found["unbounded"]
 
 
+def test_a_feature_is_named_also_where_the_intercept_does_most(trainer: Any, maker: Any) -> None:
+    x = np.random.default_rng(0).integers(80, 5000, 2000).astype(float)
+    data = maker.prepare(pa.table({"distance": x, "label": (x > 1000).astype(int)}))
+    assert trainer.fit(data, {"l2": 0.0}).summary["unbounded"] == ["distance"]
+
+
 @pytest.mark.parametrize("params", [{"C": 1.0}, {"l2": 1e-6}, {"l1": 1e-4}], ids=["C", "l2", "l1"])
 def test_a_penalty_gives_separable_classes_a_minimum(trainer: Any, maker: Any, params: dict[str, Any]) -> None:
     found = trainer.fit(maker.prepare(table_of()), params).summary
