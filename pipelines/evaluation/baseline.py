@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from pipelines.evaluation.catalogue import metric
+from pipelines.evaluation.deviance import term_names
 from pipelines.evaluation.measure import Tally, class_weights, pinball_of, scatter
 from pipelines.evaluation.sums import as_float, exact, ratio, whole
 
@@ -59,4 +60,7 @@ def _regression(tally: Tally, names: Sequence[str], constant: float) -> dict[str
     for name in names:
         if (alpha := metric(name).alpha) is not None:
             found[name] = pinball_of(sums["constant_absolute"][0], sums["constant_difference"][0], weight, alpha)
+        elif (power := metric(name).power) is not None and constant > 0:
+            _, of_constant, outside = term_names(power)
+            found[name] = math.nan if sums[outside][1] else ratio(sums[of_constant][0], weight)
     return {name: value for name, value in found.items() if math.isfinite(value) and as_float(weight) > 0}

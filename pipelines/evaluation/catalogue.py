@@ -25,6 +25,8 @@ class Metric:
     need: Need = "sums"
     alpha: float | None = None
     """The quantile of ``pinball(alpha)``."""
+    power: float | None = None
+    """The power of ``tweedie_deviance(power)``; 1 is Poisson's, 2 is gamma's."""
 
 
 _CLASSES: tuple[Kind, ...] = ("binary", "multiclass")
@@ -46,6 +48,9 @@ _TABLE = {
         Metric("mae", ("regression",), False),
         Metric("r2", ("regression",), True),
         Metric("pinball", ("regression",), False, alpha=0.5),
+        Metric("poisson_deviance", ("regression",), False, power=1.0),
+        Metric("gamma_deviance", ("regression",), False, power=2.0),
+        Metric("tweedie_deviance", ("regression",), False, power=1.5),
     )
 }
 
@@ -77,11 +82,14 @@ _ELSEWHERE = {
     "rsquared": "r2",
     "quantile": "pinball(0.5)",
     "mean_pinball_loss": "pinball(0.5)",
+    "mean_poisson_deviance": "poisson_deviance",
+    "mean_gamma_deviance": "gamma_deviance",
+    "mean_tweedie_deviance": "tweedie_deviance(1.5)",
 }
 
 
 def metric(name: str) -> Metric:
-    """Look up a metric by its name; ``pinball(0.9)`` carries its quantile.
+    """Look up a metric by its name; ``pinball(0.9)`` carries its quantile, ``tweedie_deviance(1.3)`` its power.
 
     Raises
     ------
@@ -97,6 +105,14 @@ def metric(name: str) -> Metric:
         if not 0 < alpha < 1:
             raise ValueError(f"the quantile of {name!r} must lie between 0 and 1; write it like pinball(0.9)")
         return Metric(f"pinball({alpha:g})", ("regression",), False, alpha=alpha)
+    with_power = re.fullmatch(r"tweedie_deviance\(\s*(\d*\.?\d+)\s*\)", text)
+    if with_power:
+        power = float(with_power[1])
+        if not 1 < power < 2:
+            raise ValueError(
+                f"the power of {name!r} must lie between 1 and 2; 1 is poisson_deviance, 2 is gamma_deviance"
+            )
+        return Metric(f"tweedie_deviance({power:g})", ("regression",), False, power=power)
     raise ValueError(f"there is no metric {name!r}. {_suggestion(text)}")
 
 

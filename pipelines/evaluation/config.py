@@ -127,7 +127,8 @@ class EvaluateConfig(Config):
 
     metrics: tuple[MetricName, ...] = ()
     """Empty: what is usual for the kind of label. Classifiers: auc, log_loss, brier, accuracy, balanced_accuracy,
-    precision, recall, f1, and for binary labels average_precision and ece; regression: rmse, mse, mae, r2, pinball."""
+    precision, recall, f1, and for binary labels average_precision and ece; regression: rmse, mse, mae, r2, pinball,
+    poisson_deviance, gamma_deviance, tweedie_deviance (pinball(0.9) and tweedie_deviance(1.3) say which)."""
     segments: tuple[str, ...] = ()
     """Columns; every metric is also measured for each of their values."""
     require: dict[MetricName, Annotated[dict[HeldOut, BoundText], BeforeValidator(_requirement)]] = Field(

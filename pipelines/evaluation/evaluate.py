@@ -13,6 +13,7 @@ from pipelines.errors import SpecError
 from pipelines.evaluation.baseline import baseline
 from pipelines.evaluation.catalogue import USUAL, metric
 from pipelines.evaluation.config import EvaluateConfig, check_metrics
+from pipelines.evaluation.deviance import powers_of
 from pipelines.evaluation.external import ordered_streams
 from pipelines.evaluation.measure import (
     MAX_RANKED_CLASSES,
@@ -25,9 +26,10 @@ from pipelines.evaluation.measure import (
 )
 from pipelines.evaluation.ranks import Ranks, rank
 from pipelines.evaluation.request import EvaluationData, ModelRef, ScoringJob
-from pipelines.evaluation.result import Evaluation, Part, PartEvaluation, Scalar, Segment, SegmentColumn
+from pipelines.evaluation.result import Evaluation, Measures, Part, PartEvaluation, Scalar, Segment, SegmentColumn
 from pipelines.evaluation.scoring import PartScores, check_target, score_shard
 from pipelines.evaluation.scratch import scratch_folder
+from pipelines.evaluation.several import each_label, mean_of, measure_each
 from pipelines.evaluation.spill import Run, Stream
 from pipelines.evaluation.state import MAX_VALUES, SegmentState
 from pipelines.evaluation.terms import Question
@@ -96,7 +98,9 @@ def evaluate(
         classes=len(data.target.classes),
         threshold=0.5 if bundle.threshold is None else bundle.threshold,
         constant=data.target.mean or 0.0,
+        further=tuple(each.mean or 0.0 for each in data.target.others),
         segment_terms=terms_for(names),
+        deviances=powers_of(names),
     )
     job = ScoringJob(
         model, data.source, data.split, data.target, data.sample_weight, tuple(parts), question, config.segments
@@ -203,14 +207,14 @@ class _Report:
 
     def part(self, part: Part) -> PartEvaluation:
         """Report on a part of the split."""
-        scores, target = self._scores[part], self._data.target
+        scores = self._scores[part]
         tally = self._tally(part, "", None, scores.state.rows, scores.state.sums)
         return PartEvaluation(
-            measures=measure(tally, self._names),
+            measures=self._measure(tally),
             rows_digest=digest(f"{scores.state.rows}:{scores.identity[0]:016x}{scores.identity[1]:016x}".encode()),
             unlabelled=scores.unlabelled,
-            intervals=intervals(tally, self._names),
-            baseline=baseline(tally, self._names, counts=target.counts, constant=target.mean or 0.0),
+            intervals={} if tally.labels else intervals(tally, self._names),
+            baseline=self._baseline(tally),
             calibration=calibration_curve(tally),
             confusion=confusion(tally),
             segments=tuple(self._column(part, column) for column in self._config.segments),
@@ -230,9 +234,20 @@ class _Report:
 
     def _segment(self, part: Part, column: str, value: Scalar, rows: int, sums: dict[str, list[int]]) -> Segment:
         tally = self._tally(part, column, value, rows, sums)
-        return Segment(value, rows < self._config.min_segment_rows, measure(tally, self._names))
+        return Segment(value, rows < self._config.min_segment_rows, self._measure(tally))
+
+    def _measure(self, tally: Tally) -> Measures:
+        return measure_each(tally, self._names, measure) if tally.labels and tally.rows else measure(tally, self._names)
+
+    def _baseline(self, tally: Tally) -> dict[str, float]:
+        target = self._data.target
+        if not (tally.labels and tally.rows):
+            return baseline(tally, self._names, counts=target.counts, constant=target.mean or 0.0)
+        pairs = zip(each_label(tally), target.every, strict=True)
+        return mean_of([baseline(one, self._names, counts=(), constant=own.mean or 0.0) for (_, one), own in pairs])
 
     def _tally(self, part: Part, column: str, value: Scalar, rows: int, sums: dict[str, list[int]]) -> Tally:
         target = self._data.target
         ranks = tuple(self._ranks.get((part, column, value), ()))
-        return Tally(target.kind, target.classes, rows, sums, ranks, self._probabilistic)
+        labels = target.columns if target.others else ()
+        return Tally(target.kind, target.classes, rows, sums, ranks, self._probabilistic, labels)

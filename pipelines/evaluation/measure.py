@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipelines.evaluation.catalogue import Kind, Metric, metric
+from pipelines.evaluation.deviance import term_names
 from pipelines.evaluation.ranks import Ranks
 from pipelines.evaluation.result import CalibrationBin, Interval, Measures
 from pipelines.evaluation.state import Sums
@@ -26,6 +27,7 @@ class Tally:
     """The sums of some rows and, where they were asked for, the ranks of their scores (one per class if several).
 
     `probabilistic` is False where a classifier's scores only rank: they are squashed decisions, not probabilities.
+    `labels` are the columns of several labels, whose sums stand apart.
     """
 
     kind: Kind
@@ -34,6 +36,7 @@ class Tally:
     sums: Sums
     ranks: tuple[Ranks, ...] = ()
     probabilistic: bool = True
+    labels: tuple[str, ...] = ()
 
 
 def measure(tally: Tally, names: Sequence[str]) -> Measures:
@@ -49,8 +52,13 @@ def measure(tally: Tally, names: Sequence[str]) -> Measures:
 
 def terms_for(names: Sequence[str]) -> frozenset[str]:
     """Name the terms that some metrics are made of."""
-    terms = [_TERMS[name] if metric(name).alpha is None else ("absolute", "difference") for name in names]
-    return frozenset({"weight"}.union(*terms))
+    return frozenset({"weight"}.union(*(_terms_of(metric(name)) for name in names)))
+
+
+def _terms_of(entry: Metric) -> tuple[str, ...]:
+    if entry.power is not None:
+        return term_names(entry.power)
+    return _TERMS[entry.name] if entry.alpha is None else ("absolute", "difference")
 
 
 def class_weights(tally: Tally) -> list[int]:
@@ -89,6 +97,8 @@ def _value(tally: Tally, entry: Metric) -> Value:
         return "the estimator gives no probabilities; set evaluate.calibrate to make them"
     if entry.alpha is not None:
         return _pinball(tally.sums, entry.alpha)
+    if entry.power is not None:
+        return _deviance(tally.sums, entry.power)
     return _METRICS[entry.name](tally)
 
 
@@ -107,6 +117,14 @@ def _pinball(sums: Sums, alpha: float) -> float:
 def pinball_of(absolute: int, difference: int, weight: int, alpha: float) -> float:
     over, under = (absolute + difference) // 2, (absolute - difference) // 2
     return alpha * ratio(over, weight) + (1 - alpha) * ratio(under, weight)
+
+
+def _deviance(sums: Sums, power: float) -> Value:
+    name, _, outside = term_names(power)
+    if rows := sums[outside][1]:
+        least = "labels above 0" if power == 2 else "labels of at least 0"
+        return f"needs {least} and predictions above 0, which {as_float(rows):.0f} rows do not have"
+    return ratio(sums[name][0], sums["weight"][0])
 
 
 def _r2(tally: Tally) -> Value:
@@ -260,9 +278,10 @@ def _interval(tally: Tally, name: str) -> Interval | None:
     if name == "rmse":
         squared = _mean_interval(tally.sums, "squared")
         return Interval(math.sqrt(max(squared.low, 0.0)), math.sqrt(squared.high))
-    if name not in _LOSSES:
+    power = metric(name).power
+    if name not in _LOSSES and power is None:
         return None
-    found = _mean_interval(tally.sums, _LOSSES[name])
+    found = _mean_interval(tally.sums, _LOSSES[name] if power is None else term_names(power)[0])
     return Interval(max(found.low, 0.0), min(found.high, 1.0) if name == "accuracy" else found.high)
 
 

@@ -93,6 +93,11 @@ def check_target(model: Model, target: Target) -> None:
         It does not.
     """
     theirs, ours = (model.target.kind, model.target.classes), (target.kind, target.classes)
+    if theirs == ours and model.target.n_outputs != target.n_outputs:
+        raise UsageError(
+            "the model predicts another number of labels than it is to be evaluated on",
+            expected=", ".join(target.columns), found=", ".join(model.target.columns),
+        )  # fmt: skip
     if theirs != ours:
         raise UsageError(
             "the model does not predict what it is to be evaluated on", on=f"label {target.column}",
@@ -115,7 +120,7 @@ class _Scored:
 
 def _scored(shard: Shard, job: ScoringJob, model: Model) -> Iterator[tuple[Part, _Scored]]:
     mask: Any
-    columns = [*model.features.inputs, job.target.column, *job.segments, *filter(None, [job.sample_weight])]
+    columns = [*model.features.inputs, *job.target.columns, *job.segments, *filter(None, [job.sample_weight])]
     only = job.parts[0] if len(job.parts) == 1 else None
     reads = read_batches(
         job.source, [shard], list(dict.fromkeys(columns)), split=job.split, part=only, row_ids=True
@@ -135,7 +140,8 @@ def _score(read: Read, mask: Any, hashes: Any, job: ScoringJob, model: Model) ->
     unlabelled = 0 if labelled is None else int((~labelled).sum())
     if unlabelled and job.target.on_null == "fail":
         raise DataError(
-            "the label is null", on=f"column {job.target.column} in {_path(read)}", found=f"{unlabelled} rows",
+            "the label is null", on=f"column {', '.join(job.target.columns)} in {_path(read)}",
+            found=f"{unlabelled} rows",
             remedy="Set label.on_null: drop to leave such rows out.",
         )  # fmt: skip
     batch, hashes = _filtered(batch, hashes, labelled)
@@ -223,12 +229,12 @@ def _filtered(batch: pa.RecordBatch, hashes: Any, mask: Any) -> tuple[pa.RecordB
 
 
 def _labels(batch: pa.RecordBatch, target: Target) -> Floats | Codes:
-    labels = batch.column(target.column)
-    encoded_labels = target.encode(labels)  # checks them too
+    encoded_labels = target.encode_rows(batch)  # checks them too
     if target.kind != "regression":
         return encoded_labels.astype(np.intp)
     # In full precision, where training has float32: errors are measured against what the label is.
-    return np.asarray(pc.cast(labels, pa.float64()).to_numpy(zero_copy_only=False), np.float64)
+    columns = [pc.cast(batch.column(name), pa.float64()).to_numpy(zero_copy_only=False) for name in target.columns]
+    return np.asarray(columns[0] if len(columns) == 1 else np.stack(columns, axis=1), np.float64)
 
 
 def _weights(batch: pa.RecordBatch, column: str, path: str) -> Floats:
@@ -271,8 +277,9 @@ def _row_hashes(read: Read) -> Any:
 
 
 def _identity(rows: Rows, hashes: Any) -> tuple[int, int]:
-    label = (np.asarray(rows.y, np.float64) + 0.0).view(np.uint64)
-    words = mix(hashes ^ mix(label + np.uint64(1)))
+    words = hashes
+    for label in np.asarray(rows.y, np.float64).reshape(len(rows), -1).T:
+        words = mix(words ^ mix((label + 0.0).view(np.uint64) + np.uint64(1)))
     if rows.weight is not None:
         words = mix(words ^ rows.weight.view(np.uint64))
     first, second = (int(mix(words ^ np.uint64(seed)).sum(dtype=np.uint64)) for seed in _SEEDS)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipelines.evaluation.result import Scalar
 from pipelines.evaluation.sums import Codes, add
-from pipelines.evaluation.terms import Question, Rows, Term, terms_of
+from pipelines.evaluation.terms import MARK, Question, Rows, Term, terms_of
 
 Sums = dict[str, list[int]]
 """Exact sums by term: one for each of the term's cells (see `sums`)."""
@@ -67,7 +67,7 @@ class State:
         self.rows += len(rows)
         terms = terms_of(question, rows)
         self.sums = merged(self.sums, {term.name: term.sums(None, 1)[0] for term in terms})
-        asked = [term for term in terms if term.name in question.segment_terms]
+        asked = [term for term in terms if term.name.partition(MARK)[0] in question.segment_terms]
         for column, (codes, values) in segments.items():
             self.segments.setdefault(column, SegmentState()).update(asked, codes, values)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipelines.evaluation.catalogue import Kind
+from pipelines.evaluation.deviance import term_names, unit_deviance
 from pipelines.evaluation.sums import Codes, Floats, grouped_counts, grouped_sums, two_product
 
 BINS = 10
@@ -15,6 +16,9 @@ BINS = 10
 FULL_CONFUSION = 20
 """Up to so many classes the whole confusion matrix is kept."""
 
+MARK = "@"
+"""Stands between a term and the number of its label, where there are several."""
+
 _EPSILON = float(np.finfo(np.float64).eps)  # where scikit-learn clips float64 probabilities for the log loss
 
 
@@ -22,7 +26,7 @@ _EPSILON = float(np.finfo(np.float64).eps)  # where scikit-learn clips float64 p
 class Rows:
     """Some scored rows.
 
-    y : ndarray, shape (rows,): class codes (intp), or values (float64) for regression
+    y : ndarray, shape (rows,): class codes (intp), or values (float64) for regression; (rows, labels) for several
     scores : ndarray of float64, shape (rows,) or (rows, classes): what `Model.scores` gave
     weight : ndarray of float64, shape (rows,), or None
     """
@@ -39,7 +43,8 @@ class Rows:
 class Question:
     """What is asked of the rows: the label's kind, its number of classes, the threshold, a constant to compare with.
 
-    `constant` is the prediction that a regression's baseline makes (the mean label of the training rows);
+    `constant` is the prediction that a regression's baseline makes (the mean label of the training rows); `deviances`
+    are the powers of the deviances that are summed; `further` are the constants of further labels, where there are any;
     `segment_terms` are the names of the terms that are summed for segments.
     """
 
@@ -48,6 +53,8 @@ class Question:
     threshold: float = 0.5
     constant: float = 0.0
     segment_terms: frozenset[str] = frozenset({"weight"})
+    deviances: tuple[float, ...] = ()
+    further: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,14 @@ class Term:
 
 def terms_of(question: Question, rows: Rows) -> list[Term]:
     """Work out the terms of some rows: all finite, weights positive."""
+    if question.further:
+        found = [_weights(rows)]
+        for k, constant in enumerate((question.constant, *question.further)):
+            y, scores = (np.ascontiguousarray(each[:, k], np.float64) for each in (rows.y, rows.scores))
+            one = Rows(y, scores, rows.weight)
+            terms = terms_of(replace(question, constant=constant, further=()), one)
+            found += [replace(term, name=f"{term.name}{MARK}{k}") for term in terms]
+        return found
     if question.kind == "regression":
         losses, terms = _regression(question, rows)
     elif question.kind == "binary":
@@ -106,6 +121,14 @@ def _regression(question: Question, rows: Rows) -> tuple[dict[str, Floats], list
         Term("constant_absolute", _times(rows.weight, np.abs(from_constant))),
         *_moments(y, rows.weight),
     ]
+    for power in question.deviances:
+        deviance, of_constant, outside = term_names(power)
+        losses[deviance], beyond = unit_deviance(y, rows.scores, power)
+        constant, _ = unit_deviance(y, np.full_like(y, question.constant), power)
+        terms += [
+            Term(of_constant, _times(rows.weight, constant)),
+            Term(outside, None, beyond.astype(np.intp), 2),
+        ]
     return losses, terms
 
 

@@ -66,7 +66,7 @@ def check_features(
     schema : Schema
         All columns that can be asked for: ``Source.arrow_schema``.
     """
-    return [*label_faults(label, schema), *resolve(features, schema, label.column, categorical)[1]]
+    return [*label_faults(label, schema), *resolve(features, schema, label.columns, categorical)[1]]
 
 
 def fit_features(
@@ -114,7 +114,7 @@ def fit_features(
     faults = check_features(features, label, schema, categorical=categorical)
     if faults:
         raise SpecError(faults)
-    drafts, _ = resolve(features, schema, label.column, categorical)
+    drafts, _ = resolve(features, schema, label.columns, categorical)
     for draft in drafts:
         if isinstance(draft, ForeignDraft):
             check_foreign(draft)
@@ -137,7 +137,7 @@ def plan_scan(drafts: Sequence[AnyDraft], label: LabelConfig, source: Source, sp
     own = [draft for draft in drafts if isinstance(draft, Draft)]
     foreign = [draft for draft in drafts if isinstance(draft, ForeignDraft)]
     few = tuple(_distinct(draft.input for draft in own if _wants_quantiles(draft)))
-    columns = _distinct([*_input_columns(drafts), label.column])
+    columns = _distinct([*_input_columns(drafts), *label.columns])
     schema = pa.schema([source.arrow_schema.field(name) for name in columns])
     return Scan(
         source=source,

@@ -131,7 +131,7 @@ def fit_over(shard: Shard, draft: ForeignDraft, scan: Scan) -> tuple[Any, int]:
     reads = read_batches(scan.source, [shard], scan.schema.names, split=scan.split, part="train")
     with closing(reads):
         for read in reads:
-            batch = labelled_rows(read.batch, scan.label.column)
+            batch = labelled_rows(read.batch, scan.label.columns)
             if batch.num_rows:
                 columns = Columns(batch, scan.schema)
                 matrix = as_matrix([plain(columns.column(name)) for name in feature.columns], transformer)

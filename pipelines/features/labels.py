@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -35,6 +35,8 @@ class LabelSummary:
         Rows without one.
     missing_in, infinite_in : str
         The first file with one.
+    others : tuple of LabelSummary
+        Of further labels; rows and missing ones are counted here.
     """
 
     counts: Counts
@@ -43,20 +45,24 @@ class LabelSummary:
     missing: int
     missing_in: str
     infinite_in: str
+    others: tuple[LabelSummary, ...] = ()
 
 
 class LabelScanner:
     """Collects one part's label summary."""
 
-    def __init__(self, label: LabelConfig, type_: pa.DataType) -> None:
+    def __init__(self, label: LabelConfig, type_: pa.DataType, others: Sequence[pa.DataType] = ()) -> None:
+        self._others = [LabelScanner(label, other) for other in others]
         self._kept = category_type(type_) or pa.string()
         self._counter = Counter(self._kept, label.max_classes)
         self._moments = NOTHING if is_number(type_) else None
         self._rows = self._missing = 0
         self._missing_in = self._infinite_in = ""
 
-    def update(self, labels: pa.Array, missing: int, path: str) -> None:
+    def update(self, labels: pa.Array, missing: int, path: str, others: Sequence[pa.Array] = ()) -> None:
         """Take in one file's labels, without the missing ones, and how many were missing."""
+        for scanner, further in zip(self._others, others, strict=True):
+            scanner.update(further, 0, path)
         self._rows += len(labels)
         self._missing += missing
         self._missing_in = self._missing_in or (path if missing else "")
@@ -68,6 +74,8 @@ class LabelScanner:
 
     def merge(self, other: LabelSummary) -> None:
         """Take over a later shard's summary."""
+        for scanner, summary in zip(self._others, other.others, strict=True):
+            scanner.merge(summary)
         self._rows += other.rows
         self._missing += other.missing
         self._missing_in = self._missing_in or other.missing_in
@@ -79,22 +87,27 @@ class LabelScanner:
     def result(self) -> LabelSummary:
         """Give what was seen so far."""
         return LabelSummary(
-            self._counter.result(), self._moments, self._rows, self._missing, self._missing_in, self._infinite_in
-        )
+            self._counter.result(), self._moments, self._rows, self._missing, self._missing_in, self._infinite_in,
+            tuple(scanner.result() for scanner in self._others),
+        )  # fmt: skip
 
 
 def label_faults(label: LabelConfig, schema: pa.Schema) -> list[Fault]:
     """Say what is wrong with a label before its values are read."""
-    place = schema.get_field_index(label.column)
+    return [fault for column in label.columns for fault in _faults_of(label, column, schema)]
+
+
+def _faults_of(label: LabelConfig, column: str, schema: pa.Schema) -> list[Fault]:
+    place = schema.get_field_index(column)
     if place < 0:
-        error = NotFoundError.among("column", label.column, schema.names)
+        error = NotFoundError.among("column", column, schema.names)
         return [Fault("label.column", error.what, error.remedy)]
     type_ = schema.field(place).type
     if pa.types.is_duration(type_) or category_type(type_) is None:
         message = f"a label of type {type_} can't be learned"
         return [Fault("label.column", message, "Derive a number, a boolean or a string from it, and name that")]
     if label.kind == "regression" and not is_number(type_) and not pa.types.is_boolean(type_):
-        message = f"kind: regression needs numbers, but {label.column} is {type_}"
+        message = f"kind: regression needs numbers, but {column} is {type_}"
         return [Fault("label.kind", message, "Use kind: multiclass or binary, or derive a number from it")]
     return []
 
@@ -107,6 +120,17 @@ def target_of(label: LabelConfig, type_: pa.DataType, parts: Mapping[str, LabelS
     DataError
         See `LabelConfig`.
     """
+    target = _one_target(label, type_, parts)
+    others = []
+    for i, column in enumerate(label.others):
+        further = label.model_copy(update={"column": column, "others": ()})
+        seen = {part: summary.others[i] for part, summary in parts.items()}
+        _refuse_infinite(further, seen)
+        others.append(_regression(further, seen))
+    return replace(target, others=tuple(others))
+
+
+def _one_target(label: LabelConfig, type_: pa.DataType, parts: Mapping[str, LabelSummary]) -> Target:
     _refuse_missing(label, parts)
     _refuse_infinite(label, parts)
     train = parts["train"]
@@ -150,7 +174,7 @@ def _regression(label: LabelConfig, parts: Mapping[str, LabelSummary]) -> Target
     if moments.constant:
         raise _constant(label, moments.low)
     mean, std = steady(moments)
-    return Target(label.column, "regression", "double", (), (), label.on_null, mean, std)
+    return Target(label.column, "regression", "double", (), (), label.on_null, mean, std, moments.low)
 
 
 def _classes(label: LabelConfig, kind: Kind, type_: pa.DataType, parts: Mapping[str, LabelSummary]) -> Target:

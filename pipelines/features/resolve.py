@@ -63,7 +63,7 @@ AnyDraft = Draft | ForeignDraft
 
 
 def resolve(
-    features: Sequence[FeatureConfig], schema: pa.Schema, label: str, categorical: Categorical
+    features: Sequence[FeatureConfig], schema: pa.Schema, labels: Sequence[str], categorical: Categorical
 ) -> tuple[tuple[AnyDraft, ...], list[Fault]]:
     """Settle features.
 
@@ -72,8 +72,8 @@ def resolve(
     features : sequence of FeatureConfig
     schema : Schema
         Of the columns that can be asked for.
-    label : str
-        The label's column, which is refused as a feature.
+    labels : sequence of str
+        The labels' columns, which are refused as features.
     categorical : {"one_hot", "native"}
 
     Returns
@@ -91,7 +91,7 @@ def resolve(
         path = f"features[{item}]"
         known = []
         for name in feature.columns:
-            fault = _column_fault(name, schema, label, f"{path}.columns")
+            fault = _column_fault(name, schema, labels, f"{path}.columns")
             if fault is None:
                 known.append(name)
             else:
@@ -108,13 +108,13 @@ def resolve(
     return tuple(drafts), faults
 
 
-def _column_fault(name: str, schema: pa.Schema, label: str, path: str) -> Fault | None:
+def _column_fault(name: str, schema: pa.Schema, labels: Sequence[str], path: str) -> Fault | None:
     """What keeps a column from being any feature."""
     place = schema.get_field_index(name)
     if place < 0:
         error = NotFoundError.among("column", name, schema.names)
         return Fault(path, error.what, error.remedy)
-    if name == label:
+    if name in labels:
         return Fault(path, f"{name} is the label", "Remove it: a model must not see what it predicts")
     type_ = schema.field(place).type
     fix = _unusable(type_)

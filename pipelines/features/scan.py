@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -104,8 +104,8 @@ class Collector:
 
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
-        type_ = scan.schema.field(scan.label.column).type
-        self._labels = {part: LabelScanner(scan.label, type_) for part in PARTS}
+        types = [scan.schema.field(column).type for column in scan.label.columns]
+        self._labels = {part: LabelScanner(scan.label, types[0], types[1:]) for part in PARTS}
         self._checks = {part: Checks(scan.schema) for part in PARTS}
         self._unchecked: dict[str, list[pa.RecordBatch]] = {part: [] for part in PARTS}
         self._infinite: dict[str, Infinities] = {}
@@ -125,10 +125,10 @@ class Collector:
                 continue
             batch = _rows(read.batch, there)
             self._check(part, batch)
-            labelled = _labelled(batch, self._scan.label.column)
+            labelled = _labelled(batch, self._scan.label.columns)
             kept = batch if labelled is None else _rows(batch, labelled)
-            label = kept.column(kept.schema.get_field_index(self._scan.label.column))
-            self._labels[part].update(label, batch.num_rows - kept.num_rows, read.rows.path)
+            label, *others = (kept.column(kept.schema.get_field_index(name)) for name in self._scan.label.columns)
+            self._labels[part].update(label, batch.num_rows - kept.num_rows, read.rows.path, others)
             if part == "train" and kept.num_rows:
                 if labelled is not None:
                     there[there] = labelled
@@ -224,9 +224,9 @@ def sample_seed(*key: int | str) -> int:
     return seed_word("features", "sample", *key)
 
 
-def labelled_rows(batch: pa.RecordBatch, label: str) -> pa.RecordBatch:
-    """Leave out the rows whose label is missing."""
-    labelled = _labelled(batch, label)
+def labelled_rows(batch: pa.RecordBatch, labels: Sequence[str]) -> pa.RecordBatch:
+    """Leave out the rows that lack a label."""
+    labelled = _labelled(batch, labels)
     return batch if labelled is None else batch.filter(pa.array(labelled))
 
 
@@ -238,12 +238,17 @@ def _sampled_schema(scan: Scan, need: SampleNeed) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _labelled(batch: pa.RecordBatch, column: str) -> np.ndarray | None:
-    labels = batch.column(batch.schema.get_field_index(column))
-    if pa.types.is_dictionary(labels.type):
-        labels = labels.cast(labels.type.value_type)
-    missing = pc.is_null(labels, nan_is_null=pa.types.is_floating(labels.type))
-    return None if not missing.true_count else ~missing.to_numpy(zero_copy_only=False)
+def _labelled(batch: pa.RecordBatch, columns: Sequence[str]) -> np.ndarray | None:
+    found: np.ndarray | None = None
+    for column in columns:
+        labels = batch.column(batch.schema.get_field_index(column))
+        if pa.types.is_dictionary(labels.type):
+            labels = labels.cast(labels.type.value_type)
+        missing = pc.is_null(labels, nan_is_null=pa.types.is_floating(labels.type))
+        if missing.true_count:
+            there = ~missing.to_numpy(zero_copy_only=False)
+            found = there if found is None else found & there
+    return found
 
 
 def _distinct_numbers(numbers: np.ndarray) -> pa.Array:

@@ -25,10 +25,12 @@ class LabelConfig(Config):
 
     Parameters
     ----------
-    column : str
-        The label's column.
+    column : str, or list of str
+        The label's column. Several columns of numbers are learned together, one output each (``linear_regression``);
+        the first one stands in `column` then, the others in `others`. ``label: [a, b]`` says the same.
     on_null : {"fail", "drop"}
-        Whether a missing label (null or NaN) fails the fit, or its row is left out everywhere and counted.
+        Whether a missing label (null or NaN) fails the fit, or its row is left out everywhere and counted; of several
+        labels none may be missing.
     kind : {"auto", "binary", "multiclass", "regression"}
         ``auto``: two distinct values or a boolean are binary; strings, and integers of at most 20 distinct values, are
         multiclass; other numbers are regression.
@@ -39,6 +41,7 @@ class LabelConfig(Config):
     """
 
     column: str
+    others: tuple[str, ...] = ()
     on_null: Literal["fail", "drop"] = "fail"
     kind: Literal["auto", "binary", "multiclass", "regression"] = "auto"
     positive: Class | None = None
@@ -47,15 +50,31 @@ class LabelConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _accept_bare_column(cls, value: object) -> object:
-        return {"column": value} if isinstance(value, str) else value
+        said = {"column": value} if isinstance(value, str | list | tuple) else value
+        if not isinstance(said, dict) or not isinstance(said.get("column"), list | tuple):
+            return said
+        columns = [*said["column"], *said.get("others", ())]
+        if not columns:
+            raise ValueError("name at least one column")
+        several = {"others": columns[1:], "kind": said.get("kind", "regression")} if columns[1:] else {}
+        return {**said, "column": columns[0], **several}
 
     @model_validator(mode="after")
     def _refuse_impossible(self) -> LabelConfig:
+        if self.others and self.kind != "regression":
+            raise ValueError(f"several labels are learned as kind: regression only, and kind is {self.kind}")
+        if len(set(self.columns)) < len(self.columns):
+            raise ValueError("a column stands there twice; remove one")
         if self.positive is not None and self.kind in ("multiclass", "regression"):
             raise ValueError(
                 f"positive names the positive class of a binary label, not of kind: {self.kind}; remove one"
             )
         return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of all labels."""
+        return (self.column, *self.others)
 
 
 @dataclass(frozen=True)
@@ -75,6 +94,10 @@ class Target:
     on_null : {"fail", "drop"}
     mean, std : float, optional
         Of a regression label over the training split (population standard deviation).
+    low : float, optional
+        The least of a regression label's values in the training split.
+    others : tuple of Target
+        Further labels of a regression that are learned together with this one, each with its own column.
     """
 
     column: str
@@ -85,11 +108,23 @@ class Target:
     on_null: Literal["fail", "drop"]
     mean: float | None = None
     std: float | None = None
+    low: float | None = None
+    others: tuple[Target, ...] = ()
 
     @property
     def n_outputs(self) -> int:
-        """Columns of a model's raw output: the number of classes if there are more than two, else 1."""
-        return len(self.classes) if self.kind == "multiclass" else 1
+        """Columns of a model's raw output: the number of classes if there are more than two, else that of labels."""
+        return len(self.classes) if self.kind == "multiclass" else len(self.every)
+
+    @property
+    def every(self) -> tuple[Target, ...]:
+        """This label and the others, in the order of the outputs."""
+        return (self, *self.others)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of all labels."""
+        return tuple(each.column for each in self.every)
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -97,12 +132,20 @@ class Target:
         return _TYPES[self.type]
 
     def labelled(self, batch: pa.RecordBatch | pa.Table) -> np.ndarray | None:
-        """Mask of the rows that have a label (bool, shape (rows,)), or None when all have one, the usual case."""
-        labels = self._column(batch)
-        missing = pc.is_null(labels, nan_is_null=pa.types.is_floating(labels.type))
-        if not pc.any(missing).as_py():
-            return None
-        return ~missing.to_numpy(zero_copy_only=False)
+        """Mask of the rows that have all labels (bool, shape (rows,)), or None when all have, the usual case."""
+        found = None
+        for each in self.every:
+            labels = each._column(batch)
+            missing = pc.is_null(labels, nan_is_null=pa.types.is_floating(labels.type))
+            if pc.any(missing).as_py():
+                there = ~missing.to_numpy(zero_copy_only=False)
+                found = there if found is None else found & there
+        return found
+
+    def encode_rows(self, batch: pa.RecordBatch | pa.Table) -> np.ndarray:
+        """Encode a batch's labels: shape (rows,), or (rows, labels) where there are several; see `encode`."""
+        columns = [each.encode(each._column(batch)) for each in self.every]
+        return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
 
     def encode(self, labels: pa.Array | pa.ChunkedArray) -> np.ndarray:
         """Turn labels into what trainers take: class codes 0, 1, … or values.

@@ -29,7 +29,8 @@ class LinearPredictor:
         In the units of the feature plan's output columns.
     intercept : ndarray of float64, shape (outputs,)
     link : str
-        ``identity``, ``logistic`` (one output) or ``softmax``.
+        ``identity``, ``log`` (predictions are e^z), ``logistic`` (one output), ``softmax``, or ``margin``: a support
+        vector machine's margins, squashed into 0 … 1, which keep their order and the decision.
     std : ndarray of float64, shape (features,), optional
         Spread of each feature over the training rows; importance is ``|coef · std|``.
     """
@@ -41,8 +42,12 @@ class LinearPredictor:
 
     kind = "linear"
     python_only = False
-    probabilistic = True
     tolerance = 1e-9
+
+    @property
+    def probabilistic(self) -> bool:
+        """Whether a classifier's scores are probabilities: margins are not."""
+        return self.link != "margin"
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], n_features: int, n_outputs: int) -> LinearPredictor:
@@ -108,8 +113,19 @@ def _softmax(margins: Scores) -> Scores:
     return np.asarray(exps / total[:, None], np.float64)
 
 
+def _exponential(margins: Scores) -> Scores:
+    with np.errstate(over="ignore"):  # beyond 1e308 a prediction is infinite, and so it is said
+        return np.asarray(np.exp(margins), np.float64)
+
+
+def _squashed(margins: Scores) -> Scores:
+    return np.asarray(expit(margins), np.float64) if margins.shape[1] == 1 else _softmax(margins)
+
+
 _LINKS: dict[str, Callable[[Scores], Scores]] = {
     "identity": lambda margins: margins,
+    "log": _exponential,
+    "margin": _squashed,
     "logistic": lambda margins: np.asarray(expit(margins), np.float64),
     "softmax": _softmax,
 }

@@ -82,7 +82,8 @@ class Model:
         Returns
         -------
         ndarray of float64
-            Shape (rows,): probability of the positive class, or the value; shape (rows, classes) for several classes.
+            Shape (rows,): probability of the positive class, or the value; shape (rows, classes) for several classes,
+            (rows, labels) for several labels.
 
         Raises
         ------
@@ -114,7 +115,9 @@ class Model:
     def decide(self, scores: Scores) -> pa.Table:
         """Turn `scores` into the table that `predict` gives."""
         if self.target.kind == "regression":
-            return pa.table([pa.array(scores, from_pandas=True)], schema=self.signature_out)
+            every = scores[:, None] if scores.ndim == 1 else scores
+            values = [pa.array(np.ascontiguousarray(column), from_pandas=True) for column in every.T]
+            return pa.table(values, schema=self.signature_out)
         if self.target.kind == "binary":
             positive = scores >= (0.5 if self.threshold is None else self.threshold)
             columns = [self._labels(positive.astype(np.int64), np.isnan(scores)), pa.array(scores, from_pandas=True)]
@@ -166,7 +169,8 @@ class Model:
     def signature_out(self) -> pa.Schema:
         """Columns and types of `predict`."""
         if self.target.kind == "regression":
-            return pa.schema([("prediction", pa.float64())])
+            names = [f"prediction_{name}" for name in self.target.columns] if self.target.others else ["prediction"]
+            return pa.schema([(name, pa.float64()) for name in names])
         label = ("prediction", self.target.arrow_type)
         if self.target.kind == "binary":
             return pa.schema([label, ("probability", pa.float64())])
@@ -188,7 +192,12 @@ class Model:
         return {
             "kind": self.kind,
             "digest": self.digest,
-            "target": {"column": self.target.column, "kind": self.target.kind, "classes": list(self.target.classes)},
+            "target": {
+                "column": self.target.column,
+                "others": list(self.target.columns[1:]),
+                "kind": self.target.kind,
+                "classes": list(self.target.classes),
+            },
             "inputs": {field.name: str(field.type) for field in self.signature_in},
             "outputs": {field.name: str(field.type) for field in self.signature_out},
             "features": len(self.features.names),

@@ -125,7 +125,7 @@ def compile_plan(
 
 def used_columns(spec: PipelineSpec) -> set[str]:
     """Name the columns, derived ones too, that some stage of a spec looks at."""
-    columns = {spec.label.column, *(column for feature in spec.features for column in feature.columns)}
+    columns = {*spec.label.columns, *(column for feature in spec.features for column in feature.columns)}
     columns |= set(spec.evaluate.segments)
     columns |= {spec.split.by} if spec.split.by else set()
     columns |= {spec.train.sample_weight} if spec.train.sample_weight else set()

@@ -153,7 +153,15 @@ def _run_stage(work: Work, stage: PlannedStage, journal: JournalWriter, results:
 
 
 def _warn(journal: JournalWriter, summary: Mapping[str, Any]) -> None:
-    """Say that a training ended before its tolerance was met: its model is published all the same."""
+    """Say that a training ended without a minimum: its model is published all the same."""
+    if summary.get("stop_reason") == "unbounded":
+        names = list(summary["unbounded"])
+        of = f" of {', '.join(names[:5])}{' …' if len(names) > 5 else ''}" if names else ""
+        journal.append(
+            "notice",
+            text=f"the objective has no minimum: the weights{of} grow for ever, as the label can be told from the "
+            "features without an error there; they were left where the gradient had vanished. Give the training an l2",
+        )
     if summary.get("converged") is False and summary.get("stop_reason") in ("max_iter", "precision"):
         journal.append(
             "notice",

@@ -12,7 +12,7 @@ from pipelines.errors import Fault, NotFoundError, UserCodeError
 from pipelines.spec.document import Document
 from pipelines.spec.faults import faults_of
 from pipelines.spec.pipeline import BUILT_IN_STAGES, StageConfig
-from pipelines.training.estimators.registry import resolve
+from pipelines.training.estimators.registry import learns_several, resolve
 
 
 def impossible(sections: Mapping[str, Any], document: Document) -> list[Fault]:
@@ -39,11 +39,11 @@ def _label_among_features(sections: Mapping[str, Any], document: Document) -> It
     for i, feature in enumerate(features):
         for j, column in enumerate(feature.columns):
             place = document.place(("features", i, "columns", j))
-            if label is not None and column == label.column:
+            if label is not None and column in label.columns:
                 yield Fault(place, f"{column!r} is the label", "A model that sees its label learns nothing: remove it")
             if column == weight:
                 yield Fault(place, f"{column!r} is the sample weight", "Remove it here, or in train.sample_weight")
-    if label is not None and weight == label.column:
+    if label is not None and weight in label.columns:
         yield Fault(document.place(("train", "sample_weight")), f"{weight!r} is the label", "Name another column")
 
 
@@ -71,6 +71,8 @@ def _estimator(sections: Mapping[str, Any], document: Document) -> Iterator[Faul
     except UserCodeError as error:
         if not sections.get("code"):
             yield Fault(place, error.what, error.remedy)
+    if getattr(sections.get("label"), "others", ()) and not learns_several(estimator):
+        yield Fault(place, f"{train.estimator} learns one label", "Name one column, or use linear_regression")
     kind = getattr(sections.get("label"), "kind", "auto")
     if kind != "auto" and kind not in estimator.label_kinds:
         learns = " or ".join(estimator.label_kinds)

@@ -41,7 +41,7 @@ class DenseBlock:
     """Rows of one lane.
 
     X : ndarray of float32, shape (features, rows), each feature's values contiguous
-    y : ndarray of float32, shape (rows,)
+    y : ndarray of float32, shape (rows,), or (rows, labels) where there are several
     weight : ndarray of float32, shape (rows,), or None
     """
 

@@ -131,9 +131,10 @@ class TrainConfig(Config):
     """
 
     estimator: str
-    """``logistic_regression``, ``linear_regression``, ``xgboost``, or a dask-ml or scikit-learn class's import path."""
+    """``logistic_regression``, ``linear_regression``, ``linear_svm``, ``xgboost``, or a dask-ml or scikit-learn class's
+    import path."""
     params: dict[str, Any] = Field(default_factory=dict)
-    """See `pipelines.training.estimators.linear.LinearParams` and ``boosting_params.XGBoostParams`` beside it, with
+    """See `pipelines.training.estimators.linear_params` and ``boosting_params.XGBoostParams`` beside it, with
     XGBoost's own names; for a class by import path the arguments that it is made with."""
     strategy: Strategy = SynchronousConfig()
     """One of `STRATEGIES`, alone or with its settings: ``{name: asynchronous, staleness: 4}``."""

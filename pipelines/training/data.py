@@ -47,7 +47,12 @@ class TrainingData:
     def columns(self) -> tuple[str, ...]:
         """The columns that are read: the features' inputs, the label, the weight."""
         weight = [self.sample_weight] if self.sample_weight else []
-        return tuple(dict.fromkeys([*self.features.inputs, self.target.column, *weight]))
+        return tuple(dict.fromkeys([*self.features.inputs, *self.target.columns, *weight]))
+
+    @property
+    def labels(self) -> int:
+        """How many values are learned for each row; classes are one."""
+        return len(self.target.columns)
 
     def subset(self, places: Sequence[int]) -> TrainingData:
         """Keep only the shards at `places` of the plan, in that order."""
@@ -86,7 +91,7 @@ class TrainingData:
 class Labelled:
     """A batch of rows that have a label, not transformed yet.
 
-    y : ndarray of float32, shape (rows,): class codes, or values
+    y : ndarray of float32, shape (rows,): class codes, or values; shape (rows, labels) where there are several
     weight : ndarray of float32, shape (rows,), or None: sample weights (without class weights)
     shard : int, place in the sequence of shards that is read
     rows : RowIds or None: the rows' identities, where they were asked for
@@ -104,7 +109,7 @@ class Rows:
     """Some rows as a trainer wants them.
 
     X : ndarray of float32, column-major, shape (rows, features), or ``scipy.sparse.csr_matrix`` of float32
-    y : ndarray of float32, shape (rows,): class codes, or values
+    y : ndarray of float32, shape (rows,): class codes, or values; shape (rows, labels) where there are several
     weight : ndarray of float32, shape (rows,), or None: sample weights (without class weights)
     """
 
@@ -156,8 +161,9 @@ def read_labelled(
                 batch = batch.filter(pa.array(mask))
                 rows = rows and replace(rows, rows=rows.rows[mask])
             if batch.num_rows:
-                y = data.target.encode(batch.column(data.target.column))
-                yield Labelled(batch, y, _weights(batch, data.sample_weight), read.shard, rows)
+                yield Labelled(
+                    batch, data.target.encode_rows(batch), _weights(batch, data.sample_weight), read.shard, rows
+                )
 
 
 def read_rows(
@@ -184,7 +190,7 @@ def load_part(data: TrainingData, shards: Sequence[Shard], part: str | None, *, 
     whole = len(shards) == len(data.shards.shards)
     known = data.rows.get(part) if data.rows is not None and part is not None and whole else None
     rows = count_rows(data, shards, part, threads=threads) if known is None else known
-    y = np.empty(rows, np.float32)
+    y = np.empty(rows if data.labels == 1 else (rows, data.labels), np.float32)
     weight = np.empty(rows, np.float32) if data.sample_weight else None
     sparse: list[Any] = []
     X = None if data.features.sparse else np.empty((rows, len(data.features.names)), np.float32, order="F")
@@ -211,7 +217,7 @@ def load_part(data: TrainingData, shards: Sequence[Shard], part: str | None, *, 
 def count_rows(data: TrainingData, shards: Sequence[Shard], part: str | None, *, threads: int | None = None) -> int:
     """Count a split's labelled rows of `shards`, reading the label and the columns of the split only."""
     split = data.split if part is not None else None
-    reads = read_batches(data.source, shards, [data.target.column], split=split, part=part, threads=threads)
+    reads = read_batches(data.source, shards, list(data.target.columns), split=split, part=part, threads=threads)
     count = 0
     for read in reads:
         mask = data.target.labelled(read.batch)

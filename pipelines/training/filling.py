@@ -30,8 +30,8 @@ class DenseFiller:
     Use ``space(n)`` for where the next rows' values go (at most `room`), then ``added(y, weight)``.
     """
 
-    def __init__(self, store: BlockStore, features: int, weighted: bool) -> None:
-        self._store, self._features, self._weighted = store, features, weighted
+    def __init__(self, store: BlockStore, features: int, weighted: bool, labels: int = 1) -> None:
+        self._store, self._features, self._weighted, self._labels = store, features, weighted, labels
         self._rows = block_rows(features)
         self._staging: DenseBlock | None = None
         self._filled = 0
@@ -71,7 +71,7 @@ class DenseFiller:
 
     @property
     def _size(self) -> int:
-        return align(self._features * self._rows * 4) + (1 + self._weighted) * align(self._rows * 4)
+        return align(self._features * self._rows * 4) + (self._labels + self._weighted) * align(self._rows * 4)
 
     def _begin(self) -> DenseBlock:
         space = self._store.reserve(self._size)
@@ -85,9 +85,10 @@ class DenseFiller:
     def _cut(self, space: Array) -> DenseBlock:
         n, width = self._rows, self._features
         start = align(width * n * 4)
-        vectors = [view(space, Piece(start + at * align(n * 4), "<f4", (n,))) for at in range(1 + self._weighted)]
         X = view(space, Piece(0, "<f4", (width, n)))
-        return DenseBlock(X, vectors[0], vectors[1] if self._weighted else None)
+        y = view(space, Piece(start, "<f4", (n,) if self._labels == 1 else (n, self._labels)))
+        after = start + self._labels * align(n * 4)
+        return DenseBlock(X, y, view(space, Piece(after, "<f4", (n,))) if self._weighted else None)
 
     def _full(self) -> None:
         self.blocks.append(Resident(self._open) if self._in_place else self._store.keep(self._open))

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pipelines.errors import UsageError
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
-from pipelines.training.estimators.registry import FitRequest, resolve
+from pipelines.training.estimators.registry import FitRequest, learns_several, resolve
 from pipelines.training.gang import Deadlines
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def fit(
     ------
     TrainingError, DataError, UserCodeError, GangError, DeadlineError, InterruptedRunError
         See `run_gang`.
+    UsageError
+        The estimator does not learn such a label.
     """
     request = FitRequest(
         config=config,
@@ -98,7 +101,14 @@ def fit(
         deadlines=deadlines or Deadlines(),
         stop=stop or threading.Event(),
     )
-    return resolve(config.estimator).fit(request)
+    estimator = resolve(config.estimator)
+    if data.target.others and not learns_several(estimator):
+        raise UsageError(
+            f"{config.estimator} learns one label",
+            found=f"{len(data.target.every)}: {', '.join(data.target.columns)}",
+            remedy="Name one column, or use linear_regression.",
+        )
+    return estimator.fit(request)
 
 
 def _ignore(progress: Progress) -> None:

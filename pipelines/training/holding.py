@@ -101,7 +101,7 @@ class Holding:
             if number not in self.lanes:
                 shards = [data.shards.shards[place] for place in places]
                 blocks = load_lane(data, shards, self.store, in_flight_bytes, threads=context.threads, on_rows=count)
-                self.measured[number] = measure(blocks, features, classes)
+                self.measured[number] = measure(blocks, features, classes, data.labels)
                 self.lanes[number] = blocks
                 rows += sum(block.rows for block in blocks)
             context.kept.holds = tuple(self.lanes)

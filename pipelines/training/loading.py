@@ -87,7 +87,7 @@ class _Dense:
 
     def __init__(self, data: TrainingData, store: BlockStore) -> None:
         self._features = data.features
-        self._filler = DenseFiller(store, len(data.features.names), data.sample_weight is not None)
+        self._filler = DenseFiller(store, len(data.features.names), data.sample_weight is not None, data.labels)
 
     def add(self, batch: pa.RecordBatch, y: Array, weight: Array | None) -> None:
         start = 0
@@ -126,7 +126,7 @@ class Moments:
     rows : int
     weight : float
         Sum of the sample weights.
-    y, y2 : float
+    y, y2 : ndarray of float64, shape (labels,)
         Weighted sums of the encoded labels and of their squares.
     classes : ndarray of float64, shape (classes,)
         Weight of each class; empty for regression.
@@ -136,19 +136,19 @@ class Moments:
 
     rows: int
     weight: float
-    y: float
-    y2: float
+    y: Array
+    y2: Array
     classes: Array
     x: Array
     x2: Array
 
     @classmethod
-    def of(cls, vector: Array, classes: int) -> Moments:
+    def of(cls, vector: Array, classes: int, labels: int = 1) -> Moments:
         """Read them off the sum of `measure`'s vectors."""
-        head, rest = vector[:4], vector[4:]
-        shares, sums = rest[:classes], rest[classes:]
+        ends = np.cumsum([2, labels, labels, classes])
+        head, y, y2, shares, sums = np.split(vector, ends)
         half = len(sums) // 2
-        return cls(int(head[0]), float(head[1]), float(head[2]), float(head[3]), shares, sums[:half], sums[half:])
+        return cls(int(head[0]), float(head[1]), y, y2, shares, sums[:half], sums[half:])
 
     @property
     def std(self) -> Array:
@@ -157,25 +157,23 @@ class Moments:
         return np.sqrt(np.maximum(self.x2 / max(self.weight, 1e-300) - mean**2, 0))
 
 
-def moments_size(features: int, classes: int) -> int:
+def moments_size(features: int, classes: int, labels: int = 1) -> int:
     """Length of `measure`'s vectors."""
-    return 4 + classes + 2 * features
+    return 2 + 2 * labels + classes + 2 * features
 
 
-def measure(blocks: Sequence[Stored], features: int, classes: int) -> Array:
+def measure(blocks: Sequence[Stored], features: int, classes: int, labels: int = 1) -> Array:
     """Sum what `Moments` needs over one lane's blocks; a vector that can be added up."""
-    total = np.zeros(moments_size(features, classes))
+    total = np.zeros(moments_size(features, classes, labels))
     buffer = Buffer()
     for stored in blocks:
         block = stored.fetch(buffer)
-        y = block.y.astype(np.float64)
+        y = block.y.astype(np.float64).reshape(len(block.y), labels)
         weight = np.ones(len(y)) if block.weight is None else block.weight.astype(np.float64)
-        total[:4] += np.array([len(y), weight.sum(), y @ weight, (y * y) @ weight])
-        if classes:
-            total[4 : 4 + classes] += np.bincount(block.y.astype(np.intp), weights=weight, minlength=classes)
-        x, x2 = _feature_sums(block, weight)
-        total[4 + classes : 4 + classes + features] += x
-        total[4 + classes + features :] += x2
+        codes = block.y.astype(np.intp) if classes else np.empty(0, np.intp)
+        shares = np.bincount(codes, weights=weight if classes else None, minlength=classes)
+        sums = [np.array([len(y), weight.sum()]), weight @ y, weight @ (y * y), shares, *_feature_sums(block, weight)]
+        total += np.concatenate(sums)
     return total
 
 

@@ -1,8 +1,9 @@
 """What is minimised: the mean of weighted losses + l2/2·‖w‖² + l1·‖w‖₁, the intercept free.
 
 A `Loss` knows rows only: from scores to losses, residuals (the loss's derivative by the score) and curvatures. Where
-the scores come from, and where the residuals go, is the business of the passes over the data, so that a loss written
-here works for dense and sparse rows, on any number of ranks.
+the scores come from, and where the residuals go, is the business of the passes over the data, so that a loss works for
+dense and sparse rows, on any number of ranks. Here are the likelihoods of classes; `margin_losses` holds those of
+margins, `value_losses` and `positive_losses` those of numbers.
 
 Legend: z scores, y labels as the target encodes them, w weights of rows, r residuals, d curvatures.
 """
@@ -10,11 +11,38 @@ Legend: z scores, y labels as the target encodes them, w weights of rows, r resi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from pipelines.training.gang.context import Array
+
+
+@dataclass(frozen=True)
+class Units:
+    """How what is learned reads in the label's own units: value = shift + factor · score, and `unit` times the loss.
+
+    With several labels `shift` and `factor` have shape (outputs, 1), and penalties count in the scale that is learned
+    on; with one label they count in its units, where weights are `reach` times as large.
+    """
+
+    shift: Array | float = 0.0
+    factor: Array | float = 1.0
+    unit: float = 1.0
+    reach: float = 1.0
+
+    def weights(self, weights: Array) -> Array:
+        """Bring weights, shape (outputs, features + 1) with the intercepts last, to the label's units."""
+        found: Array = weights * self.factor
+        found[:, -1:] += self.shift
+        return found
+
+    def penalties(self, l2: float, l1: float) -> tuple[float, float]:
+        """Bring l2 and l1 from the label's units to the scale that is learned on."""
+        return l2 * self.reach**2 / self.unit, l1 * self.reach / self.unit
+
+
+OWN_UNITS = Units()
 
 
 class Loss(Protocol):
@@ -27,12 +55,27 @@ class Loss(Protocol):
 
     @property
     def link(self) -> str:
-        """How scores become predictions: ``identity``, ``logistic`` or ``softmax``."""
+        """How scores become predictions: a name that `pipelines.model.linear` knows."""
+        ...
+
+    @property
+    def units(self) -> Units:
+        """The label's units."""
         ...
 
     @property
     def curved(self) -> bool:
-        """Whether `curvature` is there, for one output: what Newton's method needs."""
+        """Whether each output's residuals hang on its own scores only: so `curvature` is there for Newton's method."""
+        ...
+
+    @property
+    def steepest(self) -> float:
+        """About the largest curvature of a row near the minimum."""
+        ...
+
+    @property
+    def recedes(self) -> bool:
+        """Whether it may fall forever along a direction: without a penalty there may be no minimum then."""
         ...
 
     def evaluate(self, scores: Array, y: Array, weight: Array | None) -> tuple[float, Array]:
@@ -42,7 +85,8 @@ class Loss(Protocol):
         ----------
         scores : ndarray, shape (outputs, rows)
             May be overwritten.
-        y, weight : ndarray, shape (rows,)
+        y : ndarray, shape (rows,), or (rows, labels) where there are several
+        weight : ndarray, shape (rows,), or None
 
         Returns
         -------
@@ -52,14 +96,33 @@ class Loss(Protocol):
         ...
 
     def curvature(self, scores: Array, y: Array, weight: Array | None) -> Array:
-        """Return the weighted second derivatives, shape (rows,); one output only."""
+        """Return the weighted second derivatives of each output's loss by its score, shape (outputs, rows)."""
         ...
 
     def start(self, mean: Array) -> Array:
         """Return good intercepts for zero weights, shape (outputs,), from the weighted mean of the encoded labels.
 
-        `mean` has shape (outputs,): the share of each class (softmax), of the positive class, or the mean value.
+        `mean` has shape (outputs,): the share of each class, of the positive class of two, or the mean value.
         """
+        ...
+
+
+@runtime_checkable
+class Sharpening(Protocol):
+    """A loss with a kink that is reached through smooth ones: minimise at each width, from where the last one ended."""
+
+    @property
+    def widths(self) -> tuple[float, ...]:
+        """Falling widths of smoothing to go through; empty where there is no kink."""
+        ...
+
+    @property
+    def enough(self) -> float:
+        """What smoothing may still add to the mean loss at the end."""
+        ...
+
+    def sharpened(self, width: float) -> Loss:
+        """Return the same loss at another width; at 0 it is the loss itself, with a subgradient at the kink."""
         ...
 
 
@@ -69,7 +132,10 @@ class Logistic:
 
     outputs: int = 1
     link: str = "logistic"
+    units: Units = OWN_UNITS
     curved: bool = True
+    steepest: float = 0.25
+    recedes: bool = True
 
     def evaluate(self, scores: Array, y: Array, weight: Array | None) -> tuple[float, Array]:
         """See `Loss.evaluate`.
@@ -104,7 +170,7 @@ class Logistic:
     def curvature(self, scores: Array, y: Array, weight: Array | None) -> Array:
         """See `Loss.curvature`: p·(1 - p)."""
         e = np.exp(-np.abs(scores[0]))
-        d: Array = e / np.square(1 + e)
+        d: Array = (e / np.square(1 + e))[None]
         return d if weight is None else d * weight
 
     def start(self, mean: Array) -> Array:
@@ -115,46 +181,15 @@ class Logistic:
 
 
 @dataclass(frozen=True)
-class Squared:
-    """Half the squared difference: (z - y)² / 2, of labels brought to mean 0 and deviation 1.
-
-    The shift and the scale are undone in the reported weights; losses are reported in the label's units.
-    """
-
-    shift: float = 0.0
-    scale: float = 1.0
-    outputs: int = 1
-    link: str = "identity"
-    curved: bool = True
-
-    def evaluate(self, scores: Array, y: Array, weight: Array | None) -> tuple[float, Array]:
-        """See `Loss.evaluate`."""
-        residuals = scores[0]
-        residuals -= self.standardised(y).astype(residuals.dtype, copy=False)
-        weighted = residuals if weight is None else residuals * weight
-        return 0.5 * float(np.dot(residuals.astype(np.float64), weighted.astype(np.float64))), weighted[None]
-
-    def curvature(self, scores: Array, y: Array, weight: Array | None) -> Array:
-        """See `Loss.curvature`: 1."""
-        return np.ones_like(scores[0]) if weight is None else weight.astype(scores.dtype)
-
-    def start(self, mean: Array) -> Array:
-        """See `Loss.start`."""
-        return (mean - self.shift) / self.scale
-
-    def standardised(self, y: Array) -> Array:
-        """Bring labels to the scale that is learned on (float64)."""
-        result: Array = (y.astype(np.float64) - self.shift) / self.scale
-        return result
-
-
-@dataclass(frozen=True)
 class Multinomial:
     """Cross-entropy of a softmax over all classes: log Σ e^z - z_y."""
 
     outputs: int
     link: str = "softmax"
+    units: Units = OWN_UNITS
     curved: bool = False
+    steepest: float = 0.25
+    recedes: bool = True
 
     def evaluate(self, scores: Array, y: Array, weight: Array | None) -> tuple[float, Array]:
         """See `Loss.evaluate`."""

@@ -18,7 +18,7 @@ from scipy.sparse import _sparsetools
 from pipelines.training.batches import LaneStream
 from pipelines.training.blocks import Block, Buffer, DenseBlock, SparseBlock, Stored
 from pipelines.training.gang.context import Array
-from pipelines.training.objectives import Loss
+from pipelines.training.objectives import Loss, Sharpening
 
 HEAD = 2
 """A gradient pass's vector begins with the sum of the losses and the sum of the weights."""
@@ -101,23 +101,26 @@ class Passes:
         return self._over_lanes(add, HEAD + self.size, stride)
 
     def hessian(self, weights: Array, *, fine: bool = True, stride: int = 1) -> Array:
-        """Sum weights and the losses' second derivatives, lane by lane; one output only.
+        """Sum weights and the losses' second derivatives, lane by lane, each output for itself.
 
         Returns
         -------
-        ndarray of float64, shape (lanes, HEAD + (features + 1)(features + 2)/2)
-            The first element is unused; after the head comes the lower triangle, row by row.
+        ndarray of float64, shape (lanes, HEAD + outputs · (features + 1)(features + 2)/2)
+            The first element is unused; after the head come the outputs' lower triangles, row by row.
         """
+        width, outputs = self.features + 1, self.loss.outputs
 
         def add(block: Block, space: Workspace, total: Array) -> None:
             weight = self._weight(block)
             X = _matrix(block, space, fine)
             d = self.loss.curvature(_scores(X, weights), block.y, weight)
             total[1] += block.rows if weight is None else weight.sum(dtype=np.float64)
-            _add_gram(X, d, total[HEAD:].reshape(self.features + 1, self.features + 1))
+            for one, square in zip(d, total[HEAD:].reshape(outputs, width, width), strict=True):
+                _add_gram(X, one, square)
 
-        whole = self._over_lanes(add, HEAD + (self.features + 1) ** 2, stride)
-        return np.concatenate([whole[:, :HEAD], whole[:, HEAD:][:, lower_triangle(self.features + 1)]], axis=1)
+        whole = self._over_lanes(add, HEAD + outputs * width**2, stride)
+        squares = whole[:, HEAD:].reshape(len(whole), outputs, width**2)[:, :, lower_triangle(width)]
+        return np.concatenate([whole[:, :HEAD], squares.reshape(len(whole), -1)], axis=1)
 
     def batch(self, weights: Array, streams: Mapping[int, LaneStream], epoch: int, step: int, steps: int) -> Array:
         """Do `gradient`'s work for one mini-batch, coarsely: a share of every lane.
@@ -160,6 +163,11 @@ class Passes:
 
         self._share(one)
         return totals
+
+    def sharpen(self, width: float) -> None:
+        """Compute with a loss's kink smoothed so far from now on; nothing for losses without one."""
+        if isinstance(self.loss, Sharpening):
+            self.loss = self.loss.sharpened(width)
 
     def close(self) -> None:
         """End the threads."""

@@ -1,4 +1,4 @@
-"""Linear and logistic regression by synchronous gradient descent over ranks."""
+"""Linear models (regression, logistic regression, support vector machines) by synchronous descent over ranks."""
 
 from __future__ import annotations
 
@@ -6,92 +6,21 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self
-
-from pydantic import Field, model_validator
+from typing import Any, Literal
 
 from pipelines import codec
-from pipelines.config import Config
 from pipelines.errors import UsageError
 from pipelines.training.config import SynchronousConfig, TrainConfig
 from pipelines.training.estimators.class_weights import class_factors
+from pipelines.training.estimators.linear_losses import refuse_labels
+from pipelines.training.estimators.linear_params import MINI_BATCH, LinearParams, params_of
 from pipelines.training.estimators.registry import FitRequest
 from pipelines.training.fit import Fit, Progress
 from pipelines.training.gang import GangResult, Sizes, run_gang
 from pipelines.training.lanes import deal_lanes, default_lanes, make_lanes
-from pipelines.training.optimisers.schedules import Schedule
 from pipelines.training.state import decode_state
 
-Solver = Literal["auto", "lbfgs", "owlqn", "newton", "sgd", "momentum", "adam"]
-
 PROGRAM = "pipelines.training.estimators.linear_rank:program"
-MINI_BATCH = ("sgd", "momentum", "adam")
-_MINI_BATCH_ONLY = (
-    "learning_rate", "schedule", "power", "warmup", "momentum", "batch_rows", "epochs",
-)  # fmt: skip
-
-
-class LinearParams(Config):
-    """`params:` of ``logistic_regression`` and ``linear_regression``.
-
-    The objective is the mean of weighted losses + l2/2·‖w‖² + l1·‖w‖₁, the intercept free. The loss is the
-    cross-entropy (binary or softmax), or half the squared error.
-
-    Parameters
-    ----------
-    l2, l1 : float
-        Both together are the elastic net.
-    C : float, optional
-        scikit-learn's inverse strength, instead of l2 and l1: their sum is 1 / (C · sum of weights), shared by
-        `l1_ratio`. Default for logistic regression when nothing is said: C = 1; linear regression has no penalty then.
-    l1_ratio : float
-        Share of the 1-norm with `C`.
-    solver : {"auto", "lbfgs", "owlqn", "newton", "sgd", "momentum", "adam"}
-        auto: Newton's method up to 500 weights of one output, else L-BFGS, or OWL-QN with l1.
-    tol : float
-        Stop when the largest component of the objective's (sub)gradient is at most this; labels of linear regression
-        count in standard deviations. Mini-batch solvers: when the epochs' loss stopped falling by this share.
-    max_iter : int
-        Steps at most; for mini-batch solvers see `epochs`.
-    fit_intercept : bool
-    learning_rate, schedule, power, warmup, momentum, batch_rows, epochs
-        Of mini-batch solvers. `warmup` is in steps; `power` is inverse scaling's exponent; a batch of `batch_rows` rows
-        takes its share of every lane.
-    """
-
-    l2: float | None = Field(default=None, ge=0)
-    l1: float | None = Field(default=None, ge=0)
-    C: float | None = Field(default=None, gt=0)
-    l1_ratio: float = Field(default=0.0, ge=0, le=1)
-    solver: Solver = "auto"
-    tol: float = Field(default=1e-6, ge=0)
-    max_iter: int = Field(default=500, ge=1)
-    fit_intercept: bool = True
-    learning_rate: float | None = Field(default=None, gt=0)
-    schedule: Schedule = "cosine"
-    power: float = Field(default=0.5, gt=0)
-    warmup: int = Field(default=0, ge=0)
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    batch_rows: int = Field(default=4096, ge=1)
-    epochs: int = Field(default=20, ge=1)
-
-    @model_validator(mode="after")
-    def _refuse_impossible(self) -> Self:
-        if self.C is not None and (self.l2 is not None or self.l1 is not None):
-            raise ValueError("C says l2 and l1 in another way; give either C (with l1_ratio), or l2 and l1")
-        if self.l1_ratio and self.C is None:
-            raise ValueError("l1_ratio shares out C; give C too, or say l1 and l2 themselves")
-        if self.solver == "lbfgs" and (self.l1 or self.l1_ratio):
-            raise ValueError("lbfgs needs a smooth objective; use solver: auto, owlqn or newton with l1")
-        if self.solver not in MINI_BATCH:
-            said = [name for name in _MINI_BATCH_ONLY if name in self.model_fields_set]
-            if said:
-                raise ValueError(
-                    f"{', '.join(said)} belong to mini-batches; use solver: sgd, momentum or adam with them"
-                )
-        elif "max_iter" in self.model_fields_set:
-            raise ValueError(f"max_iter is not for solver: {self.solver}, which goes through epochs; set epochs")
-        return self
 
 
 @dataclass(frozen=True)
@@ -103,11 +32,16 @@ class LinearEstimator:
 
     def check(self, config: TrainConfig) -> LinearParams:
         """Validate the parameters. Raises ``pydantic.ValidationError``."""
-        params = LinearParams.model_validate(config.params)
+        params = params_of(config)
         refuse_strategy(config, params)
         if config.class_weight is not None and "regression" in self.label_kinds:
             raise ValueError("class_weight needs classes; linear regression has none")
         return params
+
+    @property
+    def several_labels(self) -> bool:
+        """Whether it learns several numbers at once."""
+        return "regression" in self.label_kinds
 
     def memory_per_row(self, features: int) -> int:
         """Bytes that a rank needs per row of its share: values, label, weight."""
@@ -115,7 +49,7 @@ class LinearEstimator:
 
     def fit(self, request: FitRequest) -> Fit:
         """Train; see `pipelines.training.fit.fit`."""
-        self.check(request.config)
+        params = self.check(request.config)
         kind = request.data.target.kind
         if kind not in self.label_kinds:
             raise UsageError(
@@ -125,7 +59,9 @@ class LinearEstimator:
                 found=kind,
                 remedy="Choose another estimator, or say the label's kind under label:.",
             )
-        class_factors(request.config.class_weight, request.data.target)  # refused before anything is started
+        # Refused before anything is started.
+        class_factors(request.config.class_weight, request.data.target)
+        refuse_labels(params, request.data.target)
         return _fit(request)
 
 
@@ -139,6 +75,7 @@ def refuse_strategy(config: TrainConfig, params: LinearParams) -> None:
 
 LOGISTIC = LinearEstimator(("binary", "multiclass"))
 LINEAR = LinearEstimator(("regression",))
+SVM = LinearEstimator(("binary", "multiclass"))
 
 
 def _fit(request: FitRequest) -> Fit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from pipelines.errors import TrainingError
 from pipelines.training.batches import LaneStream
 from pipelines.training.config import SynchronousConfig, TrainConfig
 from pipelines.training.data import TrainingData
-from pipelines.training.estimators.linear import MINI_BATCH
+from pipelines.training.estimators.linear_ending import ending, sharpening
+from pipelines.training.estimators.linear_params import MINI_BATCH, LinearParams
 from pipelines.training.estimators.linear_setting import (
     COARSE_VALUES,
     Job,
@@ -29,8 +30,7 @@ from pipelines.training.estimators.linear_watch import Checkpoints, Telling, Wat
 from pipelines.training.gang import RankContext, Regroup
 from pipelines.training.holding import Holding, Resumption, resume
 from pipelines.training.loading import Moments, check_finite, moments_size, own_rss_bytes, plan_room
-from pipelines.training.objectives import Squared
-from pipelines.training.optimisers import Outcome
+from pipelines.training.optimisers import Outcome, Watch
 from pipelines.training.optimisers.first_order import Descent, descend
 from pipelines.training.optimisers.lbfgs import lbfgs
 from pipelines.training.optimisers.newton import newton
@@ -102,12 +102,12 @@ def _steps(job: Job, moments: Moments) -> int:
 
 
 def _agree_on_moments(context: RankContext, job: Job, held: Holding) -> Moments:
-    features, classes = len(job.data.features.names), len(job.data.target.classes)
-    width = moments_size(features, classes)
+    features, classes, labels = len(job.data.features.names), len(job.data.target.classes), job.data.labels
+    width = moments_size(features, classes, labels)
     measured = np.array(list(held.measured.values())).reshape(-1, width)
     total = ReproducibleSum(context.collective).sum(measured)
     everyones = context.collective.broadcast(None if total is None else total.tobytes())
-    moments = Moments.of(np.frombuffer(everyones), classes)
+    moments = Moments.of(np.frombuffer(everyones), classes, labels)
     check_finite(moments, job.data.features.names)
     return moments
 
@@ -151,7 +151,8 @@ def _lead(
     start = {"weights": weights.reshape(-1)} if resumption.state is None else decode_state(resumption.state)
     began = time.monotonic()
     with watch.keeping():
-        outcome = _minimise(solver, objective, start, watch, job)
+        minimise = sharpening(partial(_minimise, job), setting.loss, team)
+        outcome = minimise(solver, objective, start, watch, params)
     if not (np.isfinite(outcome.loss) and np.isfinite(outcome.weights).all()):
         raise TrainingError(
             "the loss is not finite",
@@ -159,13 +160,15 @@ def _lead(
             found=f"{outcome.loss} after {outcome.steps} steps",
             remedy="Scale the features, or add l2.",
         )
+    end = ending(objective, setting, outcome, job.data.features.names)
     team.end()
     fit_s = time.monotonic() - began
-    return _result(job, setting, moments, outcome, solver, watch, fit_s, tell.rows)
+    return _result(job, setting, moments, outcome, solver, watch, fit_s, tell.rows, end)
 
 
-def _minimise(solver: str, objective: MeanObjective, start: State, watch: Watching, job: Job) -> Outcome:
-    params = job.params
+def _minimise(
+    job: Job, solver: str, objective: MeanObjective, start: State, watch: Watch, params: LinearParams
+) -> Outcome:
     if solver == "newton":
         return newton(objective, start, watch, tol=params.tol, max_iter=params.max_iter)
     if solver in ("lbfgs", "owlqn"):
@@ -202,11 +205,10 @@ def _result(
     watch: Watching,
     fit_s: float,
     rows_passed: float,
+    end: dict[str, Any],
 ) -> dict[str, Any]:
-    weights = outcome.weights.reshape(setting.loss.outputs, -1)
+    weights = setting.loss.units.weights(outcome.weights.reshape(setting.loss.outputs, -1))
     coef, intercept = weights[:, :-1], weights[:, -1]
-    if isinstance(setting.loss, Squared):
-        coef, intercept = coef * setting.loss.scale, intercept * setting.loss.scale + setting.loss.shift
     summary = {
         "solver": solver,
         "n_iter": outcome.steps,
@@ -217,13 +219,14 @@ def _result(
         "history": [value * setting.unit for value in outcome.history],
         "rows": moments.rows,
         "weight": setting.weight,
-        "l2": setting.l2,
-        "l1": setting.l1 * float(np.sqrt(setting.unit)),
+        "l2": setting.asked[0],
+        "l1": setting.asked[1],
         "lanes": job.lanes_total,
         "resumed_from": watch.resumed_from,
         "checkpoints": watch.saved,
         "fit_s": fit_s,
         "passes": rows_passed / moments.rows,
+        **end,
     }
     return {
         "summary": summary,

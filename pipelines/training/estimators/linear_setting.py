@@ -10,10 +10,11 @@ from pipelines.errors import TrainingError
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators.class_weights import class_factors
-from pipelines.training.estimators.linear import LinearParams
+from pipelines.training.estimators.linear_losses import class_loss, value_loss
+from pipelines.training.estimators.linear_params import LinearParams, RegressionParams, params_of
 from pipelines.training.gang.context import Array
 from pipelines.training.loading import Moments
-from pipelines.training.objectives import Logistic, Loss, Multinomial, Squared
+from pipelines.training.objectives import Loss
 
 NEWTON_WEIGHTS = 500
 """Up to so many weights a Hessian costs less than the gradients it saves."""
@@ -37,15 +38,15 @@ class Job:
     @property
     def params(self) -> LinearParams:
         """The estimator's own words."""
-        return LinearParams.model_validate(self.config.params)
+        return params_of(self.config)
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
     """The objective, in the scale that is learned on.
 
-    `weight` is the sum of all rows' weights, class weights included; `start` are the first intercepts; `unit` turns
-    losses into the label's units.
+    `weight` is the sum of all rows' weights, class weights included; `start` are the first intercepts; `asked` are l2
+    and l1 as they were asked for.
     """
 
     loss: Loss
@@ -54,7 +55,12 @@ class Setting:
     l2: float
     l1: float
     start: Array
-    unit: float
+    asked: tuple[float, float]
+
+    @property
+    def unit(self) -> float:
+        """What turns losses into the label's units."""
+        return self.loss.units.unit
 
 
 def make_setting(job: Job, moments: Moments) -> Setting:
@@ -63,7 +69,7 @@ def make_setting(job: Job, moments: Moments) -> Setting:
     Raises
     ------
     TrainingError
-        No rows of a positive weight, in all or of a class.
+        No rows of a positive weight, in all or of a class; nothing but zeros where a logarithm is to be taken.
     """
     target, params = job.data.target, job.params
     if not moments.weight > 0:
@@ -74,21 +80,37 @@ def make_setting(job: Job, moments: Moments) -> Setting:
             remedy="Look at the filter, the split and the weights.",
         )
     if target.kind == "regression":
-        mean = moments.y / moments.weight
-        # The target's own statistics do not suffer from a mean that is large against the deviation.
-        scale = target.std or float(np.sqrt(max(moments.y2 / moments.weight - mean**2, 0.0))) or 1.0
-        shift = mean if params.fit_intercept else 0.0
-        squared = Squared(shift, scale)
-        l2, l1 = _strengths(params, moments.weight, default_C=None)
-        # With y and w in units of `scale`, the objective divided by scale² has l1 / scale.
-        return Setting(squared, None, moments.weight, l2, l1 / scale, squared.start(np.array([mean])), scale**2)
+        return _of_values(job, moments)
     class_weight = _class_weight(job, moments)
     shares = moments.classes if class_weight is None else moments.classes * class_weight
     total = float(shares.sum())
-    loss: Loss = Logistic() if target.kind == "binary" else Multinomial(len(target.classes))
-    l2, l1 = _strengths(params, total, default_C=1.0)
+    loss = class_loss(params, len(target.classes))
+    asked = _strengths(params, total, default_C=1.0)
     start = loss.start(shares[1:] / total if target.kind == "binary" else shares / total)
-    return Setting(loss, class_weight, total, l2, l1, start, 1.0)
+    return Setting(loss, class_weight, total, *loss.units.penalties(*asked), start, asked)
+
+
+def _of_values(job: Job, moments: Moments) -> Setting:
+    target, params = job.data.target, job.params
+    assert isinstance(params, RegressionParams)
+    means = moments.y / moments.weight
+    seen = np.sqrt(np.maximum(moments.y2 / moments.weight - means**2, 0.0))
+    # The target's own statistics do not suffer from a mean that is large against the deviation.
+    scales = [each.std or float(std) or 1.0 for each, std in zip(target.every, seen, strict=True)]
+    loss_is_logarithmic = params.loss in ("poisson", "gamma", "tweedie")
+    for each, mean in zip(target.every, means, strict=True):
+        if loss_is_logarithmic and not mean > 0:
+            raise TrainingError(
+                f"loss: {params.loss} learns the logarithm of the mean, which is not there",
+                on=f"column {each.column}",
+                expected="a positive label in some training row of a positive weight",
+                found=f"a weighted mean of {mean:g}",
+                remedy="Look at the filter, the split and the weights.",
+            )
+    loss = value_loss(params, [float(mean) for mean in means], scales)
+    asked = _strengths(params, moments.weight, default_C=None)
+    l2, l1 = loss.units.penalties(*asked)
+    return Setting(loss, None, moments.weight, l2, l1, loss.start(means), asked)
 
 
 def _strengths(params: LinearParams, weight: float, default_C: float | None) -> tuple[float, float]:
@@ -118,13 +140,13 @@ def choose_solver(params: LinearParams, setting: Setting, features: int) -> str:
     """Say which solver ``auto`` is, and refuse Newton's method where it can't be."""
     if params.solver == "newton" and not setting.loss.curved:
         raise TrainingError(
-            "Newton's method is for one output", found="more than two classes", remedy="Use solver: auto or lbfgs."
+            "Newton's method is not for softmax", found="more than two classes", remedy="Use solver: auto or lbfgs."
         )
     if params.solver == "lbfgs" and setting.l1:
         raise TrainingError("lbfgs needs a smooth objective", found=f"l1 = {setting.l1:g}", remedy="Use solver: auto.")
     if params.solver != "auto":
         return params.solver
-    if setting.loss.curved and features <= NEWTON_WEIGHTS:
+    if setting.loss.curved and setting.loss.outputs * features <= NEWTON_WEIGHTS:
         return "newton"
     return "owlqn" if setting.l1 else "lbfgs"
 
@@ -134,8 +156,7 @@ def bound_diagonal(setting: Setting, moments: Moments) -> Array:
     squares = moments.x2 / moments.weight
     floor = 1e-6 * float(squares.max(initial=1.0))
     row = np.append(np.maximum(squares, floor), 1.0)
-    bound = 1.0 if isinstance(setting.loss, Squared) else 0.25
-    return np.tile(bound * row, setting.loss.outputs)
+    return np.tile(setting.loss.steepest * row, setting.loss.outputs)
 
 
 def sample_stride(rows: int, weights: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from pipelines.errors import TrainingError
 from pipelines.storage import open_store
 from pipelines.training.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
-from pipelines.training.estimators.linear import LinearParams
+from pipelines.training.estimators.linear_params import LinearParams
 from pipelines.training.estimators.linear_setting import Job
 from pipelines.training.gang import RankContext, StopRequested
 from pipelines.training.holding import Resumption

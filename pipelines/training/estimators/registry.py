@@ -72,9 +72,23 @@ class ChecksTarget(Protocol):
         ...
 
 
+@runtime_checkable
+class LearnsSeveral(Protocol):
+    """An estimator that can learn several numbers at once, one output each."""
+
+    @property
+    def several_labels(self) -> bool: ...
+
+
+def learns_several(estimator: Estimator) -> bool:
+    """Say whether an estimator takes a label of several columns."""
+    return isinstance(estimator, LearnsSeveral) and estimator.several_labels
+
+
 ESTIMATORS = {
     "logistic_regression": "pipelines.training.estimators.linear:LOGISTIC",
     "linear_regression": "pipelines.training.estimators.linear:LINEAR",
+    "linear_svm": "pipelines.training.estimators.linear:SVM",
     "xgboost": "pipelines.training.estimators.boosting:XGBOOST",
 }
 """Names of the spec and where they are built; an import path goes to `FOREIGN`."""

@@ -24,6 +24,9 @@ SHRINK = 0.25
 """A Hessian is kept for the next step when the residual shrank at least to this share."""
 COARSE = 1e-4
 """Residuals above this share of the first one are far above the noise of coarse arithmetic."""
+STALLS, NEAR = 0.5, 1e-2
+"""Coarse arithmetic is left where the residual is below this share of the first one and hardly shrinks any more: large
+weights that cancel, as those of collinear features do, make its noise much larger than usual."""
 _SAMPLE_STEPS = 12
 _SAMPLE_SHRINK = 0.02
 """What the sample's Hessian is expected to leave of the full data's residual."""
@@ -85,6 +88,8 @@ class _Run:
             self._shrink = following.residual / at.residual
             if self._shrink > SHRINK:
                 self._hessian = self._hessian_at = None
+            if self._shrink > STALLS and at.residual < NEAR * self._first and not at.fine:
+                self._fine = True
             at = following
             self._fresh = False
             self._weights, self._at_fine = at.weights, at.fine
@@ -179,6 +184,11 @@ class _Run:
         return Outcome(at.weights, at.value, at.residual, self._steps, reason, converged, tuple(self._history))
 
 
+def newton_step(oracle: Oracle, weights: Array, gradient: Array) -> Array:
+    """Return the step that Newton's method takes without a 1-norm."""
+    return _solved(oracle.hessian(weights), -gradient)
+
+
 def proximal_step(hessian: Array, gradient: Array, weights: Array, thresholds: Array) -> Array:
     """Minimise gᵀd + dᵀHd/2 + Σ thresholds·|w + d| over d.
 
@@ -233,7 +243,9 @@ def _solved(matrix: Array, right: Array) -> Array:
     """Solve a symmetric system; one that is not positive definite is made so by the least of a few shifts."""
     if not len(right):
         return right
-    size = max(float(np.trace(matrix)) / len(right), 1e-300)
+    size = float(np.trace(matrix)) / len(right)
+    if not size > 1e-300:  # nothing bends: the way down is all that is known
+        return right
     for shift in (0.0, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0):
         try:
             factor = cho_factor(matrix + shift * size * np.eye(len(right)), lower=True)

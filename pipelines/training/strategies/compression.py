@@ -78,7 +78,8 @@ class Half:
     def cut(self, collective: Collective, lanes: Sequence[int], rows: Array) -> bytes:
         """See `Form.cut`."""
         largest = float(collective.allreduce(np.array([np.abs(rows).max(initial=0.0)]), "max")[0])
-        scale = 2.0 ** np.floor(np.log2(_HALF / largest)) if 0 < largest < np.inf else 1.0
+        exponent = np.floor(np.log2(_HALF) - np.log2(largest)) if 0 < largest < np.inf else 0.0
+        scale = float(2.0 ** min(exponent, 900.0))  # finite, whatever is left
         total = np.zeros(rows.shape[1])
         for row in rows:
             rounded = (row * scale).astype(np.float16).astype(np.float64)

@@ -20,11 +20,13 @@ class Penalty:
     fixed : ndarray of bool, shape (weights,)
         Weights that stay zero: intercepts, where none is fitted.
     l2 : float
+    outputs : int
     """
 
     penalised: Array
     fixed: Array
     l2: float
+    outputs: int = 1
 
     @classmethod
     def of(cls, outputs: int, features: int, *, l2: float, fit_intercept: bool) -> Penalty:
@@ -32,7 +34,7 @@ class Penalty:
         inner = np.ones((outputs, features + 1), bool)
         inner[:, -1] = False
         penalised = inner.reshape(-1)
-        return cls(penalised, ~penalised if not fit_intercept else np.zeros(inner.size, bool), l2)
+        return cls(penalised, ~penalised if not fit_intercept else np.zeros(inner.size, bool), l2, outputs)
 
     def mean(self, weights: Array, vector: Array) -> tuple[float, Array]:
         """Turn a gradient pass's sums (`passes`) into the smooth part of the objective, and its gradient."""

@@ -23,13 +23,13 @@ from pipelines.training.reducers import ReproducibleSum
 from pipelines.training.strategies.compression import Compression
 from pipelines.training.strategies.penalty import Penalty
 
-_ORDER = struct.Struct("<BBIQQQQ")
+_ORDER = struct.Struct("<BBIQQQQd")
 _GRADIENT, _HESSIAN, _BATCH, _LOCAL, _KEEP, _COLLECT, _END, _STOP, _REGROUP = range(9)
 
 
 class _Order(NamedTuple):
     """What all do next. `number` is the optimiser's step; `epoch`, `step` and `steps` say which mini-batch, `stride` of
-    how many (local steps).
+    how many (local steps); `width` is that of a loss's smoothing.
     """
 
     what: int
@@ -39,6 +39,7 @@ class _Order(NamedTuple):
     step: int = 0
     steps: int = 0
     number: int = 0
+    width: float = 0.0
 
 
 class Team:
@@ -80,6 +81,8 @@ class Team:
         self._reducer = ReproducibleSum(collective)
         self.number = 0
         """The step that rank 0's optimiser is at work on."""
+        self.width = 0.0
+        """Of a loss's smoothing: rank 0 sets it, and every order carries it."""
         self.compute_s = 0.0
 
     @property
@@ -177,6 +180,7 @@ class Team:
                 self._answer(order, np.frombuffer(message, np.float64, offset=_ORDER.size))
 
     def _do(self, order: _Order, weights: Array) -> Array:
+        order = order._replace(width=self.width)
         self._collective.broadcast(_ORDER.pack(*order) + weights.tobytes())
         total = self._answer(order, weights)
         assert total is not None
@@ -184,6 +188,7 @@ class Team:
 
     def _answer(self, order: _Order, weights: Array) -> Array | None:
         self.held.hear(order.number)
+        self._passes.sharpen(order.width)
         began = time.perf_counter()
         if order.what == _LOCAL:
             partials = self._local(order, weights.reshape(-1, self.penalty.penalised.size))
@@ -287,11 +292,14 @@ class MeanObjective:
     def hessian(self, weights: Array, *, fine: bool = True, stride: int = 1) -> Array:
         """See `Oracle.hessian`."""
         vector = self._team.hessian(weights, fine=fine, stride=stride)
-        width = self.size
-        matrix = np.zeros((width, width))
-        matrix.reshape(-1)[lower_triangle(width)] = vector[HEAD:] / vector[1]
-        matrix += np.tril(matrix, -1).T
-        matrix[np.diag_indices(width)] += np.where(self.penalised, self._penalty.l2, 0.0)
+        outputs = self._penalty.outputs
+        width = self.size // outputs
+        matrix = np.zeros((self.size, self.size))
+        for k, triangle in enumerate(vector[HEAD:].reshape(outputs, -1) / vector[1]):
+            one = np.zeros((width, width))
+            one.reshape(-1)[lower_triangle(width)] = triangle
+            matrix[k * width : (k + 1) * width, k * width : (k + 1) * width] = one + np.tril(one, -1).T
+        matrix[np.diag_indices(self.size)] += np.where(self.penalised, self._penalty.l2, 0.0)
         fixed = self._penalty.fixed
         matrix[fixed] = 0.0
         matrix[:, fixed] = 0.0

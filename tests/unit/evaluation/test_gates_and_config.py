@@ -56,6 +56,8 @@ def test_requirements_read_the_test_part_unless_they_name_another():
         ({"metrics": ["auc", "roc_auc"]}, ("metrics", 1), "Did you mean auc?"),
         ({"metrics": ["log_los"]}, ("metrics", 0), "log_loss"),
         ({"metrics": ["pinball(1.5)"]}, ("metrics", 0), "between 0 and 1"),
+        ({"metrics": ["tweedie_deviance(2)"]}, ("metrics", 0), "2 is gamma_deviance"),
+        ({"metrics": ["mean_poisson_deviance"]}, ("metrics", 0), "Did you mean poisson_deviance"),
         ({"require": {"auk": ">= 1"}}, ("require", "auk", "[key]"), "auc"),
         ({"require": {"auc": 0.75}}, ("require", "auc", "test"), "'>= 0.75'"),
         ({"require": {"auc": {"train": ">= 1"}}}, ("require", "auc", "train", "[key]"), "test"),

@@ -14,6 +14,7 @@ from sklearn.calibration import calibration_curve as sk_calibration_curve
 from pipelines.evaluation import measure as m
 from pipelines.evaluation.baseline import baseline
 from pipelines.evaluation.catalogue import names_for
+from pipelines.evaluation.deviance import powers_of
 from pipelines.evaluation.groups import as_groups, combine, group_rows
 from pipelines.evaluation.ranks import rank
 from pipelines.evaluation.state import State
@@ -217,6 +218,42 @@ def test_regression_metrics_equal_sklearn(case):
         # scikit-learn's own mean of labels around 1e7 with a spread of 1e-6 is off by more than the promise.
         loose = 1e-3 if abs(y.mean()) > 1e9 * y.std() else TOLERANCE
         assert found.metrics["r2"] == pytest.approx(quiet(skm.r2_score, y, p, sample_weight=w), rel=loose, abs=loose)
+
+
+@st.composite
+def positive_rows(draw):
+    n = draw(st.integers(2, 60))
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    scale = draw(st.sampled_from([1e-3, 1.0, 1e4]))
+    y, w = scale * rng.gamma(0.7, size=n), rng.uniform(0.1, 10, n) if draw(st.booleans()) else None
+    return Rows(y, scale * rng.gamma(2.0, size=n) + 1e-6, w), draw(st.lists(st.integers(0, n), max_size=4))
+
+
+@given(positive_rows())
+@SETTINGS
+def test_deviances_equal_sklearn(case):
+    rows, cuts = case
+    names = {"poisson_deviance": 1, "gamma_deviance": 2, "tweedie_deviance(1.3)": 1.3}
+    question = Question("regression", constant=2.0, deviances=powers_of(names))
+    found = m.measure(tally(question, rows, cuts), list(names))
+    constant = baseline(tally(question, rows, cuts), list(names), counts=(), constant=2.0)
+    for name, power in names.items():
+        for value, p in ((found.metrics[name], rows.scores), (constant[name], np.full(len(rows), 2.0))):
+            expected = quiet(skm.mean_tweedie_deviance, rows.y, p, sample_weight=rows.weight, power=power)
+            assert value == pytest.approx(expected, rel=1e-8, abs=1e-12)
+    assert set(m.intervals(tally(question, rows, cuts), list(names))) == set(names)
+
+
+def test_rows_without_a_deviance_are_counted():
+    rows = Rows(np.array([0.0, 1.0, -1.0]), np.array([1.0, 0.0, 2.0]))
+    names = ["poisson_deviance", "gamma_deviance"]
+    question = Question("regression", constant=1.0, deviances=(1.0, 2.0))
+    found = m.measure(tally(question, rows, [1]), names)
+    assert found.undefined["poisson_deviance"] == (
+        "needs labels of at least 0 and predictions above 0, which 2 rows do not have"
+    )
+    assert "which 3 rows" in found.undefined["gamma_deviance"]
+    assert baseline(tally(question, rows), names, counts=(), constant=1.0) == {}
 
 
 def test_r2_loses_nothing_on_labels_far_from_zero():

@@ -27,8 +27,8 @@ from pipelines.features import FeatureConfig, LabelConfig, fit_features
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators import linear_rank
-from pipelines.training.estimators.linear import LINEAR, LOGISTIC, Dealer, assemble
-from pipelines.training.estimators.registry import FitRequest
+from pipelines.training.estimators.linear import Dealer, assemble
+from pipelines.training.estimators.registry import FitRequest, resolve
 from pipelines.training.fit import Fit
 from pipelines.training.gang import Deadlines, RankContext
 from pipelines.training.gang.collective import PeerError, TcpCollective, listen
@@ -86,7 +86,7 @@ class Maker:
         self,
         table: pa.Table,
         *,
-        label: str = "label",
+        label: str | list[str] = "label",
         kind: Any = "auto",
         weight: str | None = None,
         features: Sequence[FeatureConfig] | None = None,
@@ -94,6 +94,8 @@ class Maker:
         shards: int = 12,
         files: int = 3,
         sparse: bool | None = None,
+        config: DataConfig | None = None,
+        leave_out: Sequence[str] = (),
     ) -> TrainingData:
         """Turn a table into training data: `files` files of several row groups."""
         folder = self._folder / f"data-{self._count}"
@@ -104,13 +106,15 @@ class Maker:
             part = table.slice(number * step, step)
             pq.write_table(part, folder / f"part-{number}.parquet", row_group_size=max(1, step // 3))
         dataset = open_dataset(str(folder))
-        source = make_source(dataset, DataConfig(source=str(folder)))
-        names = [name for name in table.column_names if name not in (label, weight)]
-        plan = plan_shards(dataset, input_columns(source, [*names, label]), shards=shards)
+        said = config or DataConfig(source=str(folder))
+        source = make_source(dataset, said.model_copy(update={"source": str(folder)}))
+        said_label = LabelConfig.model_validate({"column": label, "on_null": "drop", "kind": kind})
+        names = [name for name in table.column_names if name not in (*said_label.columns, weight, *leave_out)]
+        plan = plan_shards(dataset, input_columns(source, [*names, *said_label.columns]), shards=shards)
         fitted_split = fit_split(split or SplitConfig(validation=0.0, test=0.0), source, plan.shards, None)
         fitted = fit_features(
             list(features or [FeatureConfig(columns=names)]),
-            LabelConfig(column=label, on_null="drop", kind=kind),
+            said_label,
             source,
             plan.shards,
             fitted_split,
@@ -165,10 +169,12 @@ class Trainer:
         checkpoint_url: str | None = None,
         stop: Callable[[], bool] | None = None,
         holds: Sequence[Sequence[int]] | None = None,
+        estimator: str = "",
         **config: Any,
     ) -> Fit:
         """Train; `stop` says whether ranks are asked to leave, `holds` which lanes each rank has for a start."""
-        name = "linear_regression" if data.target.kind == "regression" else "logistic_regression"
+        usual = "linear_regression" if data.target.kind == "regression" else "logistic_regression"
+        name = estimator or usual
         request = FitRequest(
             config=TrainConfig(estimator=name, params=params, **config),
             data=data,
@@ -183,7 +189,7 @@ class Trainer:
             deadlines=Deadlines(),
             stop=threading.Event(),
         )
-        (LINEAR if data.target.kind == "regression" else LOGISTIC).check(request.config)
+        resolve(name).check(request.config)
         dealer = Dealer(request)
         arguments = dealer.arguments(holds or [()] * dealer.ranks)
 
