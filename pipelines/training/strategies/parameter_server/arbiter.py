@@ -22,6 +22,7 @@ from pipelines.training.strategies.parameter_server.clock import Clock
 from pipelines.training.strategies.parameter_server.frames import Frame, Kind
 from pipelines.training.strategies.parameter_server.limits import Limits
 from pipelines.training.strategies.parameter_server.streams import Hub, Stream
+from pipelines.training.strategies.parameter_server.turns import Question, Turns
 from pipelines.training.strategies.parameter_server.views import (
     Address,
     View,
@@ -35,7 +36,7 @@ from pipelines.training.strategies.parameter_server.views import (
 
 logger = logging.getLogger(__name__)
 
-_REQUESTS = (Kind.OPEN, Kind.TURN, Kind.PAUSE)
+_QUESTIONS = (Kind.OPEN, Kind.TURN, Kind.PAUSE)
 _FAREWELL_S = 2.0
 
 
@@ -44,16 +45,6 @@ class _Server:
     stream: Stream
     address: Address
     heard: float
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A client's question that has no answer yet."""
-
-    stream: Stream
-    kind: int
-    number: int
-    since: float
 
 
 class Arbiter:
@@ -91,12 +82,10 @@ class Arbiter:
         self._hub = Hub(token, listener)
         self._count, self._replicas, self._limits = servers, replicas, limits or Limits()
         self._on_view = on_view
-        self._clock = Clock(staleness)
+        self._turns = Turns(Clock(staleness))
+        self._clients: dict[int, Stream] = {}
         self._servers: dict[int, _Server] = {}
         self._came = 0
-        self._requests: list[_Request] = []
-        self._pause: Stream | None = None
-        self._relieving = False
         self._began = time.monotonic()
         self.view: View | None = None
 
@@ -109,12 +98,12 @@ class Arbiter:
     @property
     def histogram(self) -> Counter[int]:
         """Updates so far, by their staleness."""
-        return self._clock.histogram
+        return self._turns.clock.histogram
 
     @property
     def committed(self) -> int:
         """Updates that all servers have."""
-        return self._clock.committed
+        return self._turns.clock.committed
 
     def poll(self, timeout_s: float) -> None:
         """Hear servers and clients for at most `timeout_s`, and answer.
@@ -161,7 +150,7 @@ class Arbiter:
                 self._hear_server(stream, frame)
             else:
                 self._hear_client(stream, frame)
-        except (wire.Malformed, KeyError, TypeError, ValueError) as error:
+        except (wire.Malformed, LookupError, TypeError, ValueError) as error:
             logger.warning("a connection was closed that does not speak as it should: %r", error)
             self._hub.close(stream)
             self._ended(stream)
@@ -169,7 +158,10 @@ class Arbiter:
     def _welcome(self, stream: Stream, frame: Frame) -> None:
         hello: dict[str, Any] = frames.from_json(frame.body)
         if hello["role"] == "client":
-            stream.role, stream.name = "client", int(hello["name"])
+            name = int(hello["name"])
+            if name in self._clients or name < 1:
+                raise wire.Malformed(f"a second client of the name {name}")
+            stream.role, stream.name, self._clients[name] = "client", name, stream
             if self.view is not None:
                 self._show(stream, self.view)
             return
@@ -202,22 +194,19 @@ class Arbiter:
             self._change(unlinked(self.view, frame.shard, frame.term))
 
     def _hear_client(self, stream: Stream, frame: Frame) -> None:
-        if frame.kind == Kind.TURN and not self._clock.is_open((stream.name, frame.number)):
-            raise wire.Malformed(f"a turn for ticket {frame.number}, which is not open")
-        if frame.kind in _REQUESTS:
-            self._requests.append(_Request(stream, frame.kind, frame.number, time.monotonic()))
+        if frame.kind in _QUESTIONS:
+            self._turns.ask(Question(stream.name, Kind(frame.kind), frame.number, time.monotonic()))
         elif frame.kind == Kind.COMMIT:
-            self._clock.commit((stream.name, frame.number))
-        elif frame.kind == Kind.RESUME and self._pause is stream:
-            self._pause = None
+            self._turns.clock.commit((stream.name, frame.number))
+        elif frame.kind == Kind.RESUME:
+            self._turns.resume(stream.name)
 
     def _ended(self, stream: Stream) -> None:
         if stream.role == "server":
             self._lose(stream.server, "its connection has ended")
         elif stream.role == "client":
-            self._requests = [each for each in self._requests if each.stream is not stream]
-            self._pause = None if self._pause is stream else self._pause
-            self._clock.leave(stream.name)
+            del self._clients[stream.name]
+            self._turns.leave(stream.name)
 
     def _look(self, now: float) -> None:
         """See who is silent, and who has waited too long. All that has come was read before."""
@@ -232,16 +221,8 @@ class Arbiter:
             if now > server.heard + self._limits.silence_s:
                 self._hub.close(server.stream)
                 self._lose(number, f"nothing was heard of it for {self._limits.silence_s:g} s")
-        for request in [each for each in self._requests if now > each.since + self._limits.step_s]:
-            self._requests.remove(request)
-            self._hub.send(request.stream, Kind.FAILED, 0, 0, request.number, self._explain().encode())
-
-    def _explain(self) -> str:
-        slowest = self._clock.slowest
-        waited = f"waited {self._limits.step_s:g} s for the others"
-        if self._pause is not None:
-            return f"{waited}: worker {self._pause.name} has paused all updates"
-        return f"{waited}: worker {slowest[0]} does not finish its batch" if slowest else waited
+        for question, why in self._turns.give_up(now, self._limits.step_s):
+            self._hub.send(self._clients[question.client], Kind.FAILED, 0, 0, question.number, why.encode())
 
     def _lose(self, number: int, why: str) -> None:
         lost = self._servers.pop(number, None)
@@ -259,7 +240,7 @@ class Arbiter:
         for stream in self._hub.streams:
             if stream.role:
                 self._show(stream, view)
-        self._relieving = relieved(view) is not None
+        self._turns.held = relieved(view) is not None
         if self._on_view is not None:
             self._on_view(view)
 
@@ -268,32 +249,10 @@ class Arbiter:
         self._hub.send(stream, Kind.VIEW, 0, 0, 0, frames.to_json(view.to_json() | you))
 
     def _settle(self) -> None:
-        """Answer every request that can be answered now; each answer may allow another."""
-        again = True
-        while again:
-            if self._relieving and self._clock.quiet and self.view is not None:
-                # Both copies are the same now: they may swap their parts.
-                view = relieved(self.view)
-                self._relieving = False
-                if view is not None:
-                    self._change(view)
-            again = False
-            for request in list(self._requests):
-                answer = self._decide(request)
-                if answer is not None:
-                    self._requests.remove(request)
-                    self._hub.send(request.stream, Kind(request.kind), 0, 0, request.number, answer)
-                    again = True
-
-    def _decide(self, request: _Request) -> bytes | None:
-        ticket = (request.stream.name, request.number)
-        if request.kind == Kind.OPEN:
-            return b"" if self._clock.open(ticket) else None
-        if request.kind == Kind.TURN:
-            if self._pause is not None or self._relieving:
-                return None
-            turn = self._clock.turn(ticket)
-            return None if turn is None else frames.TURN.pack(turn)
-        if self._pause is None:
-            self._pause = request.stream
-        return b"" if self._pause is request.stream and self._clock.quiet else None
+        """Answer what can be answered, and let a replacement take its share once no update is on its way."""
+        if self._turns.held and self._turns.clock.quiet and self.view is not None:
+            # Both copies are the same now: they may swap their parts.
+            self._change(relieved(self.view) or self.view)
+        for question, answer in self._turns.settle():
+            stream = self._clients[question.client]
+            self._hub.send(stream, question.kind, 0, 0, question.number, answer)

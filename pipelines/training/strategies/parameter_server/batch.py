@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import _sparsetools
 
+from pipelines.errors import UsageError
 from pipelines.training.blocks import SparseBlock
 from pipelines.training.gang.context import Array
 from pipelines.training.objectives import Loss
@@ -32,6 +33,11 @@ class Objective:
         The intercept is the key behind them.
     l2 : float
     fit_intercept : bool
+
+    Raises
+    ------
+    UsageError
+        The loss has several outputs.
     """
 
     loss: Loss
@@ -40,7 +46,13 @@ class Objective:
     fit_intercept: bool = True
 
     def __post_init__(self) -> None:
-        assert self.loss.outputs == 1  # one weight per key
+        if self.loss.outputs != 1:
+            raise UsageError(
+                "the parameter server holds one weight for each key",
+                expected="a loss of one output",
+                found=f"{self.loss.outputs} outputs",
+                remedy="Train one model per class, or use the synchronous strategy.",
+            )
 
     @property
     def size(self) -> int:
@@ -125,6 +137,5 @@ def evaluate(batch: Batch, weights: Array, objective: Objective) -> tuple[float,
     if objective.l2:
         gradient += objective.l2 * w
     if batch.intercept is not None:
-        # A feature may share the place of nothing but itself: the intercept's is its own.
         gradient[batch.intercept] = residuals.sum(dtype=np.float64) / max(total, 1e-300)
     return loss, total, gradient.astype(np.float32)

@@ -105,16 +105,19 @@ class _Server:
                 held.filling is not None and held.link is not None and not held.link.unsent
                 for held in self._holdings.values()
             )
-            for stream, frame in self._hub.poll(0 if ready else max(self._next_beat - now, 0)):
-                if self._done:
-                    break  # the arbiter closes its connection behind its last word
-                if frame is None:
-                    self._ended(stream)
-                elif not stream.closed:
-                    self._hear(stream, frame)
+            self._hear_all(0 if ready else max(self._next_beat - now, 0))
             for held in self._holdings.values():
                 held.fill(self._hub)
         self._hub.drain(_FAREWELL_S)
+
+    def _hear_all(self, timeout_s: float) -> None:
+        for stream, frame in self._hub.poll(timeout_s):
+            if self._done:
+                return  # the arbiter closes its connection behind its last word
+            if frame is None:
+                self._ended(stream)
+            elif not stream.closed:
+                self._hear(stream, frame)
 
     def _hear(self, stream: Stream, frame: Frame) -> None:
         try:
@@ -134,7 +137,7 @@ class _Server:
                 raise wire.Malformed(f"a request of kind {frame.kind} for shard {frame.shard}")
         except DataError as error:
             self._hub.send(stream, Kind.FAILED, frame.shard, 0, frame.number, str(error).encode())
-        except (wire.Malformed, KeyError, TypeError) as error:
+        except (wire.Malformed, LookupError, TypeError, ValueError) as error:
             logger.warning("a connection was closed that does not speak as it should: %r", error)
             self._hub.close(stream)
 

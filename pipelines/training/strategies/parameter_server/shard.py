@@ -14,7 +14,6 @@ from pipelines.errors import DataError
 from pipelines.training.gang.context import Array
 from pipelines.training.strategies.parameter_server.rules import Rule
 
-
 _CELLS = {1: np.uint32, 2: np.uint64}
 """The integer that holds a row of so many float32."""
 
@@ -95,7 +94,7 @@ class Shard:
         """Refuse keys that would be written twice or elsewhere."""
         if not len(keys):
             return
-        inside = 0 <= keys[0] and keys[-1] < self.size
+        inside = keys[0] >= 0 and keys[-1] < self.size
         if not inside or not (keys[1:] > keys[:-1]).all():
             raise DataError(
                 "keys were refused by a shard",

@@ -37,7 +37,6 @@ class Stream:
         self.frame: Frame | None = None
         self.unsent: deque[memoryview] = deque()
         self.unsent_bytes = 0
-        self.received_bytes, self.sent_bytes = 0, 0
 
 
 class Hub:

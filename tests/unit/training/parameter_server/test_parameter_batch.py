@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy.optimize import check_grad
 from scipy.sparse import csr_matrix, random_array
 
+from pipelines.errors import UsageError
 from pipelines.training.blocks import SparseBlock
-from pipelines.training.objectives import Logistic, Loss, Squared
+from pipelines.training.objectives import Logistic, Loss, Multinomial, Squared
 from pipelines.training.strategies.parameter_server.batch import Objective, evaluate, prepare, unique
 from pipelines.training.strategies.parameter_server.layout import Layout
 
@@ -58,6 +59,11 @@ def test_a_batchs_gradient_is_its_objectives(loss: Loss, weighted: bool, interce
     assert found == pytest.approx(expected, rel=1e-6)
     # Forward differences of functions of size 1 are good to 1e-7 · √keys; the gradient is rounded to float32.
     assert check_grad(value, lambda _: gradient.astype(float), w.astype(float)) < 1e-5
+
+
+def test_a_loss_of_several_scores_is_refused() -> None:
+    with pytest.raises(UsageError, match="expected a loss of one output; found 3 outputs"):
+        Objective(Multinomial(3), FEATURES)
 
 
 def test_rows_without_values_are_no_trouble() -> None:

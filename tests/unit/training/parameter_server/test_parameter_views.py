@@ -55,7 +55,7 @@ def test_servers_that_are_lost_and_replaced_one_after_the_other_lose_no_shard(co
 
 def test_a_shard_without_a_complete_copy_is_lost() -> None:
     alone = first_view(addresses(2), replicas=False)
-    with pytest.raises(GangError, match="shard 1 of the weights was lost with server 1; .*found none"):
+    with pytest.raises(GangError, match=r"shard 1 of the weights was lost with server 1; .*found none"):
         without(alone, 1)
     filling = joined(without(first_view(addresses(2), replicas=True), 0), 2)
     with pytest.raises(GangError, match="one on server 2 that was being filled"):
