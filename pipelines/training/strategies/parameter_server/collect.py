@@ -30,7 +30,7 @@ def collect_weights(
     found_keys, found_weights = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
     home = None if free is None else layout.find(free)
     for shard, keys, rows in pieces:
-        at = np.flatnonzero(keys == home[1]) if home is not None and home[0] == shard else ()
+        at = np.flatnonzero(keys == home[1]) if home is not None and home[0] == shard else np.empty(0, np.int64)
         weights = rule.weights(rows, int(at[0]) if len(at) else None)
         kept = np.flatnonzero(weights)
         found_keys.append(layout.keys(keys[kept].astype(np.int64) + layout.bounds[shard]))
