@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -55,6 +55,8 @@ class Client:
     limits : Limits
     name : int
         Greater than 0, of no other client of the run, dead ones included; by default a random one.
+    aborted : callable
+        Looked at twice a second while waiting: returns why to leave (then a ``GangError``), or nothing.
 
     Raises
     ------
@@ -65,13 +67,20 @@ class Client:
     """
 
     def __init__(
-        self, arbiter: Address, token: bytes, layout: Layout, *, limits: Limits | None = None, name: int | None = None
+        self,
+        arbiter: Address,
+        token: bytes,
+        layout: Layout,
+        *,
+        limits: Limits | None = None,
+        name: int | None = None,
+        aborted: Callable[[], str] = lambda: "",
     ) -> None:
         self._layout, self._limits = layout, limits or Limits()
         self.name = name or 1 + secrets.randbelow(2**62)
         self._updates: Counter[int] = Counter()
         self._uncommitted: dict[int, int] = {}
-        self._requests = Requests(arbiter, token, self.name, self._limits)
+        self._requests = Requests(arbiter, token, self.name, self._limits, aborted)
         try:
             self._requests.meet()
         except BaseException:

@@ -19,6 +19,8 @@ from pipelines.training.strategies.parameter_server.streams import Hub, Stream
 from pipelines.training.strategies.parameter_server.views import Address, View
 
 _RETRY_S = 0.05
+_LOOK_S = 0.5
+"""How often a wait looks whether it was aborted."""
 _ON = "parameter server's client"
 
 Answered: TypeAlias = Callable[[Frame], object]
@@ -46,10 +48,14 @@ class Requests:
     name : int
         The client's.
     limits : Limits
+    aborted : callable
+        Returns why all waits are to end, or nothing.
     """
 
-    def __init__(self, arbiter: Address, token: bytes, name: int, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(
+        self, arbiter: Address, token: bytes, name: int, limits: Limits, aborted: Callable[[], str] = lambda: ""
+    ) -> None:
+        self._limits, self._aborted = limits, aborted
         self._hello = frames.to_json({"role": "client", "name": name})
         self._number = 0
         self._requests: dict[int, _Request] = {}
@@ -107,14 +113,16 @@ class Requests:
         DeadlineError
             After `limit_s`, or when the arbiter says that others take too long.
         GangError
-            The run has failed, or the arbiter is gone.
+            The run has failed, the arbiter is gone, or the wait was aborted.
         """
         end = time.monotonic() + limit_s
         while not done():
             left = end - time.monotonic()
             if left <= 0:
                 raise DeadlineError(f"waited {limit_s:g} s for {what}{self._name_first()}", on=_ON)
-            self.poll(min(left, _RETRY_S) if self._again else left)
+            if reason := self._aborted():
+                raise GangError(f"left the parameter servers: {reason}", on=_ON)
+            self.poll(min(left, _RETRY_S if self._again else _LOOK_S))
 
     def poll(self, timeout_s: float) -> None:
         """Hear what has come, and wait for it for at most `timeout_s`."""

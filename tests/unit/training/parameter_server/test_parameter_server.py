@@ -149,6 +149,17 @@ def test_a_worker_that_does_not_finish_is_named_to_those_who_wait(start: Any) ->
         apply_all(fast, updates(5))
 
 
+def test_a_wait_can_be_aborted(start: Any) -> None:
+    running, reason = start(Sgd(1.0), size=SIZE, staleness=0), list[str]()
+    slow = running.client()
+    slow.wait(slow.read(np.arange(5)))
+    told = Client(running.arbiter.address, running.token, running.layout, aborted=lambda: "".join(reason))
+    with told:
+        threading.Timer(0.1, reason.append, ("another rank has failed",)).start()
+        with pytest.raises(GangError, match="left the parameter servers: another rank has failed"):
+            told.wait(told.read(np.arange(5)))
+
+
 def test_a_worker_that_dies_holds_nobody_up(start: Any) -> None:
     running = start(Sgd(1.0), size=SIZE, staleness=1)
     with Client(running.arbiter.address, running.token, running.layout) as dying:
@@ -217,7 +228,7 @@ def rows(count: int, seed: int = 5) -> SparseBlock:
     return SparseBlock(X, (rng.random(count) < 1 / (1 + np.exp(-truth))).astype(np.float32), None)
 
 
-@pytest.mark.parametrize(("staleness", "workers"), [(0, 1), (None, 2), (3, 3)])
+@pytest.mark.parametrize(("staleness", "workers"), [(0, 1), (None, 2), (1, 3), (3, 3)])
 def test_workers_come_to_the_optimum(start: Any, staleness: int | None, workers: int) -> None:
     data, objective = rows(2000), Objective(Logistic(), 20, l2=0.01)
     running = start(Adagrad(0.3), size=objective.size, staleness=staleness, free=20)
