@@ -1,8 +1,8 @@
 """Who holds which shard, and what changes when a server comes or goes? Pure decisions of the arbiter.
 
-A shard has a *primary*, which serves it, and a *replica*, which has every update before the worker hears of it. The
-replica of shard i starts on the server behind its primary. Every change of a shard's holders raises its *term*; who
-speaks with an older term is no longer what it thinks it is.
+A shard has a *primary*, which serves it, and a *replica*, which has every update before the worker hears of it, on
+another machine where there is one. Every change of a shard's holders raises its *term*; who speaks with an older term
+is no longer what it thinks it is.
 """
 
 from __future__ import annotations
@@ -46,9 +46,16 @@ class View:
 
 
 def first_view(addresses: Sequence[Address], *, replicas: bool) -> View:
-    """Give shard i to server i, and its replica to the next one. All shards are zero, so replicas are complete."""
+    """Give shard i to server i, and its replica to a server behind it. All shards are zero, so replicas are complete.
+
+    The distance is the same for all, so that each keeps one replica: the one that puts most of them on another host.
+    """
     count = len(addresses)
-    behind = [(shard + 1) % count if replicas and count > 1 else None for shard in range(count)]
+    hosts = [host for host, _ in addresses]
+    distance = max(
+        range(1, max(count, 2)), key=lambda d: (sum(hosts[i] != hosts[(i + d) % count] for i in range(count)), -d)
+    )
+    behind = [(shard + distance) % count if replicas and count > 1 else None for shard in range(count)]
     shards = tuple(Holders(1, shard, behind[shard], behind[shard] is not None) for shard in range(count))
     return View(shards, dict(enumerate(addresses)))
 

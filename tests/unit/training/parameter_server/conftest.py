@@ -29,6 +29,8 @@ class Running:
     failure: MutiraoError | None = None
     """What the arbiter's `poll` has raised."""
     decider: threading.Thread = field(init=False)
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    """Hold it, and the arbiter is not polled."""
     ends: list[MutiraoError | None] = field(default_factory=list)
     threads: list[threading.Thread] = field(default_factory=list)
     leaving: list[threading.Event] = field(default_factory=list)
@@ -68,7 +70,8 @@ class Running:
         """Be the arbiter's thread."""
         try:
             while not self.stop.is_set():
-                self.arbiter.poll(0.02)
+                with self.busy:
+                    self.arbiter.poll(0.02)
             self.arbiter.stop()
         except MutiraoError as error:
             self.failure = error

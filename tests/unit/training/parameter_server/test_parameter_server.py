@@ -351,6 +351,24 @@ def test_the_loss_of_a_shards_only_copy_is_told_to_all(start: Any) -> None:
     assert any(isinstance(end, GangError) for end in running.ends)
 
 
+def test_an_arbiter_that_was_busy_gives_nobody_up_and_leases_end_meanwhile(start: Any) -> None:
+    running = start(Sgd(1.0), size=SIZE, limits=Limits(silence_s=0.8, lease_s=0.4, failover_s=1.0))
+    client = running.client()
+    apply_all(client, updates(3))
+    before = weights(client)
+    view = running.arbiter.view
+    with running.busy:
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:  # beyond all limits
+            client.poll()
+        with pytest.raises(
+            DeadlineError, match=r"waited 1 s for weights: server \d at .* does not answer for shard \d"
+        ):
+            weights(client)
+    np.testing.assert_array_equal(weights(client), before)
+    assert running.arbiter.view == view
+
+
 def test_a_stranger_without_the_token_is_not_heard(start: Any) -> None:
     running = start(Sgd(0.1), size=SIZE)
     apply_all(running.client(), updates(1))

@@ -63,6 +63,15 @@ def test_a_shard_without_a_complete_copy_is_lost() -> None:
     assert without(filling, 2).shards[0].primary == 1
 
 
+@pytest.mark.parametrize(
+    ("hosts", "replicas"),
+    [("aabb", [2, 3, 0, 1]), ("abab", [1, 2, 3, 0]), ("aaaa", [1, 2, 3, 0]), ("aab", [1, 2, 0])],
+)
+def test_replicas_are_on_other_machines_where_there_are_any(hosts: str, replicas: list[int]) -> None:
+    view = first_view([(host, 1000 + number) for number, host in enumerate(hosts)], replicas=True)
+    assert [held.replica for held in view.shards] == replicas
+
+
 def test_a_replica_is_complete_only_in_its_own_term() -> None:
     view = joined(without(first_view(addresses(2), replicas=True), 0), 2)
     assert not with_synced(view, 0, view.shards[0].term - 1).shards[0].synced
