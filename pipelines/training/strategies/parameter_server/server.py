@@ -23,12 +23,12 @@ from pipelines.training.gang import wire
 from pipelines.training.strategies.parameter_server import frames
 from pipelines.training.strategies.parameter_server.frames import Frame, Kind
 from pipelines.training.strategies.parameter_server.holding import Holding
+from pipelines.training.strategies.parameter_server.holdings import Holdings
 from pipelines.training.strategies.parameter_server.layout import Layout
 from pipelines.training.strategies.parameter_server.limits import Limits
 from pipelines.training.strategies.parameter_server.rules import Rule
-from pipelines.training.strategies.parameter_server.shard import Shard
 from pipelines.training.strategies.parameter_server.streams import Hub, Stream
-from pipelines.training.strategies.parameter_server.views import Address, Holders, View
+from pipelines.training.strategies.parameter_server.views import Address, View
 
 logger = logging.getLogger(__name__)
 
@@ -79,13 +79,10 @@ class _Server:
         self, hub: Hub, arbiter: Address, own: Address, layout: Layout, rule: Rule, free: int | None, limits: Limits
     ) -> None:
         self._hub, self._layout, self._rule, self._limits = hub, layout, rule, limits
-        self._free = None if free is None else layout.find(free)
+        self._holdings = Holdings(hub, layout, rule, free)
         self._arbiter = hub.dial(arbiter, frames.to_json({"role": "server", "address": own}))
         self._heard = time.monotonic()
         self._leased_until = self._next_beat = 0.0
-        self._me = -1
-        self._view: View | None = None
-        self._holdings: dict[int, Holding] = {}
         self._parked: list[tuple[Stream, Frame]] = []
         self._done = False
 
@@ -101,13 +98,8 @@ class _Server:
                 raise DeadlineError(
                     f"the arbiter has said nothing for {self._limits.idle_s:g} s", on="parameter server"
                 )
-            ready = any(
-                held.filling is not None and held.link is not None and not held.link.unsent
-                for held in self._holdings.values()
-            )
-            self._hear_all(0 if ready else max(self._next_beat - now, 0))
-            for held in self._holdings.values():
-                held.fill(self._hub)
+            self._hear_all(0 if self._holdings.hungry else max(self._next_beat - now, 0))
+            self._holdings.fill()
         self._hub.drain(_FAREWELL_S)
 
     def _hear_all(self, timeout_s: float) -> None:
@@ -146,21 +138,16 @@ class _Server:
         stream.role, stream.name = str(hello["role"]), int(hello["name"])
         if stream.role != "primary":
             return
-        index, term = int(hello["shard"]), int(hello["term"])
-        known = self._known_term(index)
-        if term < known:
+        if not self._holdings.welcome_primary(int(hello["shard"]), int(hello["term"]), synced=bool(hello["synced"])):
             self._hub.close(stream)
-        elif term > known and (index not in self._holdings or self._holdings[index].term < term):
-            # The primary has heard of the new term before this server has.
-            self._follow(index, term, fresh=not hello["synced"])
 
     def _consider(self, stream: Stream, frame: Frame) -> None:
         """Serve a request, put it aside until the arbiter has spoken, or send the client elsewhere."""
         held = self._holdings.get(frame.shard)
-        if time.monotonic() > self._leased_until or frame.term > self._known_term(frame.shard):
+        if time.monotonic() > self._leased_until or frame.term > self._holdings.known_term(frame.shard):
             self._parked.append((stream, frame))
         elif held is None or not held.primary:
-            self._hub.send(stream, Kind.MOVED, frame.shard, self._known_term(frame.shard), frame.number)
+            self._hub.send(stream, Kind.MOVED, frame.shard, self._holdings.known_term(frame.shard), frame.number)
         else:
             self._serve(stream, frame, held)
 
@@ -207,12 +194,12 @@ class _Server:
 
     def _ended(self, stream: Stream) -> None:
         if stream is self._arbiter:
-            raise GangError("the arbiter is gone, or has given this server up", on=f"parameter server {self._me}")
-        for held in self._holdings.values():
-            if held.link is stream:
-                # Those who wait go on waiting: only the arbiter knows who of the two is still there.
-                held.link, held.filling = None, None
-                self._hub.send(self._arbiter, Kind.BROKEN, held.index, held.term, 0)
+            raise GangError(
+                "the arbiter is gone, or has given this server up", on=f"parameter server {self._holdings.me}"
+            )
+        held = self._holdings.unlink(stream)
+        if held is not None:
+            self._hub.send(self._arbiter, Kind.BROKEN, held.index, held.term, 0)
 
     # --- the arbiter's orders ---
 
@@ -223,72 +210,19 @@ class _Server:
             self._unpark()
         elif frame.kind == Kind.VIEW:
             value = frames.from_json(frame.body)
-            self._me, self._view = int(value["you"]), View.from_json(value)
-            for index, holders in enumerate(self._view.shards):
-                self._take_part(index, holders)
+            self._holdings.adopt(View.from_json(value), int(value["you"]))
             self._unpark()
         elif frame.kind == Kind.FAILED:
             raise GangError(frame.body.decode(), on="parameter servers")
         elif frame.kind == Kind.STOP:
             self._done = True
 
-    def _take_part(self, index: int, holders: Holders) -> None:
-        held = self._holdings.get(index)
-        if held is not None and held.term >= holders.term:
-            return
-        if holders.primary == self._me:
-            self._lead(index, holders)
-        elif holders.replica == self._me:
-            self._follow(index, holders.term, fresh=not holders.synced)
-        else:
-            self._holdings.pop(index, None)
-
-    def _lead(self, index: int, holders: Holders) -> None:
-        assert self._view is not None
-        held = self._holdings.get(index)
-        if held is None:
-            held = self._holdings[index] = Holding(index, self._new_shard(index), holders.term, True)
-        if not held.primary:
-            logger.info("server %d takes over shard %d in term %d", self._me, index, holders.term)
-        held.term, held.primary = holders.term, True
-        link = None
-        if holders.replica is not None:
-            hello = {
-                "role": "primary",
-                "name": 0,
-                "shard": index,
-                "term": holders.term,
-                "synced": holders.synced,
-            }
-            link = self._hub.dial(self._view.servers[holders.replica], frames.to_json(hello))
-        held.attach(link, holders.replica, synced=holders.synced, hub=self._hub)
-
-    def _follow(self, index: int, term: int, *, fresh: bool) -> None:
-        held = self._holdings.get(index)
-        if held is None or fresh:
-            if held is not None and held.link is not None:
-                self._hub.close(held.link)
-            self._holdings[index] = Holding(index, self._new_shard(index), term, False)
-            return
-        if held.link is not None:
-            self._hub.close(held.link)
-            held.link = None
-        held.term, held.primary, held.replica, held.synced = term, False, None, False
-        held.waiting.clear()  # whoever waits asks the new primary again
-
-    def _new_shard(self, index: int) -> Shard:
-        free = self._free[1] if self._free is not None and self._free[0] == index else None
-        return Shard(self._layout.length(index), self._rule, free)
-
-    def _known_term(self, index: int) -> int:
-        return self._view.shards[index].term if self._view is not None else 0
-
     def _describe(self) -> dict[str, Any]:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {
-            "server": self._me,
+            "server": self._holdings.me,
             "pid": os.getpid(),
-            "shards": {held.index: held.describe() for held in self._holdings.values()},
+            "shards": {held.index: held.describe() for held in self._holdings},
             "received_bytes": self._hub.received_bytes,
             "sent_bytes": self._hub.sent_bytes,
             "peak_rss_bytes": peak if sys.platform == "darwin" else peak * 1024,
