@@ -1,0 +1,40 @@
+"""Which weights has a model? Those of a snapshot that are not zero, by the features' own keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from pipelines.training.gang.context import Array
+from pipelines.training.strategies.parameter_server.layout import Layout
+from pipelines.training.strategies.parameter_server.rules import Rule
+
+
+def collect_weights(
+    pieces: Iterable[tuple[int, Array, Array]], layout: Layout, rule: Rule, free: int | None = None
+) -> tuple[Array, Array]:
+    """Turn a `Client.snapshot` into a model.
+
+    Parameters
+    ----------
+    pieces : iterable of (shard, keys in the shard, rows)
+    layout, rule, free
+        As the servers have them.
+
+    Returns
+    -------
+    keys : ndarray of int64, ascending
+    weights : ndarray of float32, none of them 0
+    """
+    found_keys, found_weights = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+    home = None if free is None else layout.find(free)
+    for shard, keys, rows in pieces:
+        at = np.flatnonzero(keys == home[1]) if home is not None and home[0] == shard else np.empty(0, np.int64)
+        weights = rule.weights(rows, int(at[0]) if len(at) else None)
+        kept = np.flatnonzero(weights)
+        found_keys.append(layout.keys(keys[kept].astype(np.int64) + layout.bounds[shard]))
+        found_weights.append(weights[kept])
+    keys = np.concatenate(found_keys)
+    order = np.argsort(keys)
+    return keys[order], np.concatenate(found_weights)[order]
