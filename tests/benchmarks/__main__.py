@@ -20,11 +20,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-NAMES = ("planning", "reading", "features", "linear", "collectives", "reducing", "boosting", "metrics")
-=======
-NAMES = ("planning", "reading", "features", "linear", "collectives", "boosting", "metrics", "parameter_server")
->>>>>>> 7e6a19f318f6fd50df104a8b1afcb59d13634f46
+NAMES = (
+    "planning", "reading", "features", "linear", "collectives", "reducing", "boosting", "metrics", "parameter_server",
+)  # fmt: skip
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("what", "ours", "peer", "ratio", "target", "met", "runs", "note")
 PEERS = ("dask", "dask-ml", "numpy", "pyarrow", "scikit-learn", "xgboost")
