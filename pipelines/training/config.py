@@ -142,6 +142,9 @@ class TrainConfig(Config):
     """With how many workers, at least, a training goes on that has lost some."""
     max_workers: int | None = Field(default=None, ge=1)
     """To how many a training grows while it runs; default: the cluster's own limit."""
+    stragglers: Literal["keep", "deal"] = "keep"
+    """What happens to the shards of a rank that is much slower than the others: it keeps them, or they are dealt out
+    anew, in proportion to speed (synchronous training of linear models; the model stays the same to the bit)."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     sample_weight: str | None = None
     """A column of non-negative weights."""

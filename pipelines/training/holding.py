@@ -111,6 +111,18 @@ class Holding:
         if disk:
             logger.info("%d MiB of rows are kept on disk, %d in memory", disk, memory)
 
+    def take_over(self, context: RankContext, data: TrainingData, number: int, in_flight_bytes: int) -> list[Stored]:
+        """Read one more lane, all of `data`, beside those that were dealt; returns its blocks."""
+        if number not in self.lanes:
+            shards = data.shards.shards
+            blocks = load_lane(
+                data, shards, self.store, in_flight_bytes, threads=context.threads, on_rows=lambda rows: None
+            )  # fmt: skip
+            self.measured[number] = measure(blocks, len(data.features.names), len(data.target.classes), data.labels)
+            self.lanes[number] = blocks
+            context.kept.holds = tuple(self.lanes)
+        return self.lanes[number]
+
     def hear(self, step: int) -> None:
         """Note that work for `step` is done now."""
         self.heard, self.heard_at = step, time.monotonic()

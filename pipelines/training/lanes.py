@@ -28,11 +28,14 @@ def make_lanes(plan: ShardPlan, lanes: int) -> tuple[tuple[int, ...], ...]:
 
 
 def deal_lanes(
-    plan: ShardPlan, lanes: Sequence[Sequence[int]], holds: Sequence[Sequence[int]]
+    plan: ShardPlan,
+    lanes: Sequence[Sequence[int]],
+    holds: Sequence[Sequence[int]],
+    speeds: Sequence[float] | None = None,
 ) -> tuple[tuple[int, ...], ...]:
     """Deal lanes to ranks, balanced by bytes; a rank keeps what it holds as long as that is not more than its share.
 
-    No rank has more bytes than the mean and the largest lane together. With as many lanes as ranks, or more, every
+    No rank has more bytes than its share and the largest lane together. With as many lanes as ranks, or more, every
     rank has one.
 
     Parameters
@@ -42,6 +45,8 @@ def deal_lanes(
         The places of each lane's shards.
     holds : sequence of sequence of int
         For each rank the lanes that it has loaded; empty for one that has just come.
+    speeds : sequence of float, optional
+        How fast each rank is; shares are in proportion. Default: all the same.
 
     Returns
     -------
@@ -50,22 +55,23 @@ def deal_lanes(
     """
     weights = [sum(plan.shards[place].bytes for place in lane) for lane in lanes]
     ranks = len(holds)
-    if not any(holds):
+    rates = [1.0] * ranks if speeds is None else list(speeds)
+    if not any(holds) and len(set(rates)) == 1:
         cuts = cut_evenly(weights, ranks)
         dealt = [list(range(first, last)) for first, last in pairwise(cuts)]
     else:
-        dealt = _kept(weights, holds)
-        _deal_rest(weights, dealt)
+        dealt = _kept(weights, holds, rates)
+        _deal_rest(weights, dealt, rates)
     _spare_nobody(weights, dealt)
     return tuple(tuple(sorted(own)) for own in dealt)
 
 
-def _kept(weights: Sequence[int], holds: Sequence[Sequence[int]]) -> list[list[int]]:
+def _kept(weights: Sequence[int], holds: Sequence[Sequence[int]], rates: Sequence[float]) -> list[list[int]]:
     """Leave to each rank of what it holds as much as its share is; each lane to one rank."""
-    share = sum(weights) / len(holds)
     taken: set[int] = set()
     dealt: list[list[int]] = []
-    for held in holds:
+    for held, rate in zip(holds, rates, strict=True):
+        share = sum(weights) * rate / sum(rates)
         own, size = [], 0
         for lane in held:
             if 0 <= lane < len(weights) and lane not in taken and size + weights[lane] <= share:
@@ -76,12 +82,12 @@ def _kept(weights: Sequence[int], holds: Sequence[Sequence[int]]) -> list[list[i
     return dealt
 
 
-def _deal_rest(weights: Sequence[int], dealt: list[list[int]]) -> None:
-    """Give what nobody has to whoever has least, the largest lanes first."""
+def _deal_rest(weights: Sequence[int], dealt: list[list[int]], rates: Sequence[float]) -> None:
+    """Give what nobody has to whoever has least of its share, the largest lanes first."""
     sizes = [sum(weights[lane] for lane in own) for own in dealt]
     rest = set(range(len(weights))) - {lane for own in dealt for lane in own}
     for lane in sorted(rest, key=lambda each: (-weights[each], each)):
-        rank = min(range(len(dealt)), key=lambda each: (sizes[each], each))
+        rank = min(range(len(dealt)), key=lambda each: (sizes[each] / rates[each], each))
         dealt[rank].append(lane)
         sizes[rank] += weights[lane]
 

@@ -133,12 +133,16 @@ class Passes:
         totals = np.zeros((len(self.lanes), HEAD + self.size))
 
         def work(at: int, number: int, space: Workspace) -> None:
-            for block in streams[number].take(epoch, step, steps):
-                X = _matrix(block, space, fine=False)
-                self._add_gradient(block, X, weights, totals[at])
+            self.part(weights, streams[number], epoch, step, steps, totals[at])
 
         self._share(work)
         return totals
+
+    def part(self, weights: Array, stream: LaneStream, epoch: int, step: int, steps: int, total: Array) -> None:
+        """Add one lane's part of a mini-batch to `total`, shape (HEAD + outputs · (features + 1),)."""
+        for block in stream.take(epoch, step, steps):
+            X = _Compressed(block.X) if isinstance(block, SparseBlock) else block.X
+            self._add_gradient(block, X, weights, total)
 
     def each(
         self, streams: Mapping[int, LaneStream], size: int, work: Callable[[LaneGradient, Array], object]
@@ -154,9 +158,7 @@ class Passes:
         def one(at: int, number: int, space: Workspace) -> None:
             def gradient(weights: Array, epoch: int, step: int, steps: int) -> Array:
                 total = np.zeros(HEAD + self.size)
-                for block in streams[number].take(epoch, step, steps):
-                    X = _matrix(block, space, fine=False)
-                    self._add_gradient(block, X, weights.reshape(self.loss.outputs, -1), total)
+                self.part(weights.reshape(self.loss.outputs, -1), streams[number], epoch, step, steps, total)
                 return total
 
             work(gradient, totals[at])

@@ -43,6 +43,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "lbfgs": {"C": 1.0, "solver": "lbfgs", "tol": 1e-10},
     "owlqn": {"l1": 1e-3, "solver": "owlqn", "tol": 1e-9},
 }
+LANE_ROWS = [2 * rows for rows in (333, 333, 334, 333, 333, 334)]
 CONFIG = TrainConfig(
     estimator="logistic_regression",
     checkpoint={"every": "20 steps", "keep": 3},
@@ -78,8 +79,11 @@ def client() -> Iterator[Client]:
         yield client
 
 
-def train(data: TrainingData, solver: str, **options: Any) -> Fit:
-    config = CONFIG.model_copy(update={"params": SOLVERS[solver]})
+def train(
+    data: TrainingData, solver: str, strategy: Any = "synchronous", stragglers: str = "keep", **options: Any
+) -> Fit:
+    words = {"params": SOLVERS[solver], "strategy": strategy, "stragglers": stragglers}
+    config = TrainConfig.model_validate({**CONFIG.model_dump(), **words})
     return fit(config, data, **{"client": None, "ranks": 2, **options})
 
 
@@ -186,6 +190,45 @@ def test_every_solver_goes_on_to_the_same_bits(
     found = train(data, solver, ranks=3)
     assert injector.struck >= 2
     assert coefficients(found).tobytes() == undisturbed[solver].tobytes()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("what", ["kill", "stop"])
+def test_an_asynchronous_training_loses_no_part_and_does_none_twice(
+    data: TrainingData, injector: Injector, victim: int, what: str
+) -> None:
+    injector.plan([("part", 1, 1 - victim, "slow"), ("part", 40, victim, what)])
+    strategy = {"name": "asynchronous", "staleness": 4}
+    found = train(data, "momentum", strategy=strategy, deadlines=Deadlines(silence_s=2.0))
+    assert injector.struck == 2
+    assert len(found.summary["gang"]["losses"]) == 1
+    parts = sum(max(1, round(rows / 100)) for rows in LANE_ROWS)
+    assert found.summary["updates"] == found.summary["n_iter"] == 6 * parts
+    plain = train(data, "momentum", strategy=strategy)
+    # A cosine schedule ends near the minimum, whatever the order of mini-batches was.
+    assert found.summary["loss"] == pytest.approx(plain.summary["loss"], rel=0.01)
+
+
+def test_a_slow_ranks_shards_are_dealt_to_others_if_asked_for(
+    data: TrainingData, undisturbed: dict[str, np.ndarray], injector: Injector
+) -> None:
+    injector.plan([("step", 1, 1, "slow")])
+    found = train(data, "momentum", stragglers="deal", ranks=2)
+    history = found.summary["gang"]
+    assert history["formations"] == 2
+    assert history["losses"] == []
+    assert history["stragglers"]["1"] > 2
+    assert coefficients(found).tobytes() == undisturbed["momentum"].tobytes()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_without_staleness_a_loss_costs_no_bit(
+    data: TrainingData, undisturbed: dict[str, np.ndarray], injector: Injector, victim: int
+) -> None:
+    injector.plan([("part", 100, victim, "kill")])
+    found = train(data, "momentum", strategy={"name": "asynchronous", "staleness": 0})
+    assert injector.struck == 1
+    assert coefficients(found).tobytes() == undisturbed["momentum"].tobytes()
 
 
 def history_of(seed: int) -> tuple[str, int, list[tuple[str, int, int, str]]]:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from pipelines import codec
 from pipelines.errors import UsageError
-from pipelines.training.config import SynchronousConfig, TrainConfig
+from pipelines.training.config import AsynchronousConfig, SynchronousConfig, TrainConfig
 from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.linear_losses import refuse_labels
 from pipelines.training.estimators.linear_params import MINI_BATCH, LinearParams, params_of
 from pipelines.training.estimators.registry import FitRequest
 from pipelines.training.fit import Fit, Progress
 from pipelines.training.gang import GangResult, Sizes, run_gang
+from pipelines.training.gang.events import Introduce
 from pipelines.training.lanes import deal_lanes, default_lanes, make_lanes
 from pipelines.training.state import decode_state
+from pipelines.training.stragglers import Pace, slow_ranks, speeds
+
+logger = logging.getLogger(__name__)
 
 PROGRAM = "pipelines.training.estimators.linear_rank:program"
 
@@ -68,6 +74,8 @@ class LinearEstimator:
 def refuse_strategy(config: TrainConfig, params: LinearParams) -> None:
     """Raise ``ValueError`` when the solver can't do what the strategy asks for."""
     strategy = config.strategy
+    if isinstance(strategy, AsynchronousConfig) and params.solver not in MINI_BATCH:
+        raise ValueError("strategy: asynchronous goes by mini-batches; set params.solver: sgd, momentum or adam")
     if isinstance(strategy, SynchronousConfig) and params.solver not in MINI_BATCH and strategy.batches_only:
         names = ", ".join(strategy.batches_only)
         raise ValueError(f"strategy.{names} is for mini-batches; set params.solver: sgd, momentum or adam")
@@ -79,23 +87,25 @@ SVM = LinearEstimator(("binary", "multiclass"))
 
 
 def _fit(request: FitRequest) -> Fit:
-    dealer = Dealer(request)
-    reporter = _Reporter(request.report, (request.data.rows or {}).get("train"))
+    dealer, regroup = Dealer(request), threading.Event()
+    redeal = regroup if request.config.stragglers == "deal" else None
+    reporter = _Reporter(request.report, (request.data.rows or {}).get("train"), redeal)
     began = time.monotonic()
     gang = run_gang(
         request.client,
         PROGRAM,
-        lambda order: dealer.arguments(order.holds),
+        lambda order: dealer.arguments(order.holds, reporter.speeds(order)),
         sizes=Sizes(dealer.ranks, min(request.min_ranks, dealer.ranks), dealer.most, survive=True),
         threads=request.threads,
         memory_bytes=request.memory_bytes,
         deadlines=request.deadlines,
         on_message=reporter,
         stop=request.stop,
+        regroup=regroup,
         name=request.config.estimator,
     )
     fit = assemble(gang.results, time.monotonic() - began)
-    return replace(fit, summary={**fit.summary, "gang": history(gang, reporter.resumptions)})
+    return replace(fit, summary={**fit.summary, "gang": history(gang, reporter.resumptions, reporter.slow)})
 
 
 class Dealer:
@@ -107,29 +117,37 @@ class Dealer:
         self._lanes = make_lanes(data.shards, config.lanes or default_lanes(max(request.ranks, request.max_ranks)))
         self.ranks = min(request.ranks, len(self._lanes))
         self.most = max(self.ranks, min(request.max_ranks, len(self._lanes)))
+        self._deals_on_demand = isinstance(config.strategy, AsynchronousConfig)
         self._common = {
             "config": codec.to_plain(config),
             "lanes_total": len(self._lanes),
+            "step_s": request.deadlines.step_s,
             "checkpoint_url": request.checkpoint_url,
             "identity": identity(request, len(self._lanes)),
         }
 
-    def arguments(self, holds: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    def arguments(self, holds: Sequence[Sequence[int]], speeds: Sequence[float] | None = None) -> list[dict[str, Any]]:
         """Return the arguments of each rank of a formation; `holds` are the lanes that each has loaded."""
         found = []
-        for numbers in deal_lanes(self._data.shards, self._lanes, holds):
+        for numbers in deal_lanes(self._data.shards, self._lanes, holds, speeds):
             places = [place for number in numbers for place in self._lanes[number]]
             position = {place: at for at, place in enumerate(places)}
             own_lanes = [[number, [position[place] for place in self._lanes[number]]] for number in numbers]
             found.append({**self._common, "data": self._data.subset(places).to_plain(), "lanes": own_lanes})
+        if self._deals_on_demand:  # rank 0 hands lanes on
+            found[0]["every"] = {"data": self._data.to_plain(), "lanes": self._lanes}
         return found
 
 
 class _Reporter:
     """Turns what ranks say into progress: rows loaded are added up over ranks."""
 
-    def __init__(self, report: Callable[[Progress], None], rows: int | None) -> None:
-        self._report, self._rows = report, rows
+    def __init__(self, report: Callable[[Progress], None], rows: int | None, redeal: threading.Event | None) -> None:
+        self._report, self._rows, self._redeal = report, rows, redeal
+        self._paces: dict[int, Pace] = {}
+        self._dealt: Sequence[float] | None = None
+        self.slow: dict[int, float] = {}
+        """Ranks that were found slow, and how much: the worst that was seen of each."""
         self._loaded: dict[int, int] = {}
         self._began = time.monotonic()
         self.resumptions: list[dict[str, Any]] = []
@@ -140,14 +158,32 @@ class _Reporter:
             done = sum(self._loaded.values())
             rate = done / max(time.monotonic() - self._began, 1e-9)
             self._report(Progress("load", done, self._rows, {}, rate))
+        elif message["unit"] == "pace":
+            self._paces[rank] = Pace(message["seconds"], message["rows"])
+            self._judge()
         elif message["unit"] == "resumed":
             self.resumptions.append({name: value for name, value in message.items() if name != "unit"})
             self._loaded, self._began = {}, time.monotonic()
         else:
             self._report(Progress(**message))
 
+    def _judge(self) -> None:
+        """Name ranks that are slow, once each, and have the work dealt anew if that is wanted: once for a formation."""
+        for rank, ratio in slow_ranks(self._paces).items():
+            if rank not in self.slow:
+                logger.warning("rank %d takes %.1f times as long for a row as the others", rank, ratio)
+            self.slow[rank] = max(ratio, self.slow.get(rank, 0.0))
+            if self._redeal is not None and self._dealt is None:
+                self._dealt = speeds(self._paces, max(self._paces) + 1)
+                self._redeal.set()
 
-def history(gang: GangResult, resumptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def speeds(self, order: Introduce) -> Sequence[float] | None:
+        """Return the speeds to deal by in a new formation, if they were asked for and its members are those judged."""
+        dealt, self._paces = self._dealt, {}
+        return dealt if dealt is not None and len(dealt) == len(order.members) else None
+
+
+def history(gang: GangResult, resumptions: Sequence[dict[str, Any]], slow: Mapping[int, float]) -> dict[str, Any]:
     """Describe what a training went through: formations, losses, and what was done again."""
     again = resumptions[-(gang.formations - 1) :] if gang.formations > 1 else []
     return {
@@ -155,6 +191,7 @@ def history(gang: GangResult, resumptions: Sequence[dict[str, Any]]) -> dict[str
         "losses": [asdict(loss) for loss in gang.losses],
         "waits_s": [round(seconds, 3) for seconds in gang.waits_s],
         "resumptions": list(resumptions),
+        "stragglers": {str(rank): round(ratio, 2) for rank, ratio in slow.items()},
         "lost_steps": sum(each["lost_steps"] for each in again),
         "lost_s": round(sum(each["lost_s"] for each in again) + sum(gang.waits_s), 3),
     }
@@ -176,7 +213,8 @@ def identity(request: FitRequest, lanes: int) -> str:
     """Digest of everything that the course of a training hangs on: a checkpoint of another one is not gone on from."""
     data = request.data
     config = codec.to_plain(request.config)
-    config.pop("checkpoint")
+    for name in ("checkpoint", "min_workers", "max_workers", "stragglers"):  # the model is the same with others
+        config.pop(name)
     files = [[each.path, each.size, each.etag] for each in _files(request)]
     plain = {
         "version": 2,

@@ -13,8 +13,9 @@ import numpy as np
 from pipelines import codec
 from pipelines.errors import TrainingError
 from pipelines.training.batches import LaneStream
-from pipelines.training.config import SynchronousConfig, TrainConfig
+from pipelines.training.config import AsynchronousConfig, SynchronousConfig, TrainConfig
 from pipelines.training.data import TrainingData
+from pipelines.training.estimators.linear_async import Ranks, follow, lead
 from pipelines.training.estimators.linear_ending import ending, sharpening
 from pipelines.training.estimators.linear_params import MINI_BATCH, LinearParams
 from pipelines.training.estimators.linear_setting import (
@@ -80,9 +81,16 @@ def program(context: RankContext) -> bytes:
             team.restore(decode_state(start.state))
         solver = choose_solver(job.params, setting, features)
         team.rule = _descent(job, solver).made(_steps(job, moments), team.l1) if solver in MINI_BATCH else None
+        team.pace = tell.paced(sum(stream.rows for stream in streams.values()))
+        strategy = job.config.strategy
+        ranks = None
+        if isinstance(strategy, AsynchronousConfig):
+            ranks = Ranks(context, job, held, room(), passes, streams, strategy.staleness, context.arguments["step_s"])
         if context.rank == 0:
-            result = _lead(context, job, setting, team, moments, tell, start, checkpoints)
+            result = _lead(context, job, setting, team, moments, tell, start, checkpoints, ranks)
             return encode_state({**result, "rank": {**used, "compute_s": team.compute_s}})
+        if ranks is not None:
+            follow(ranks)
         team.follow()
         return json.dumps({**used, **team.traffic, "compute_s": team.compute_s}).encode()
 
@@ -131,6 +139,7 @@ def _lead(
     tell: Telling,
     resumption: Resumption,
     checkpoints: Checkpoints | None,
+    ranks: Ranks | None,
 ) -> dict[str, Any]:
     params, features, outputs = job.params, len(job.data.features.names), setting.loss.outputs
     solver = choose_solver(params, setting, features)
@@ -150,9 +159,16 @@ def _lead(
     watch = Watching(context, job, team, tell, setting.unit, solver, params, resumption, checkpoints)
     start = {"weights": weights.reshape(-1)} if resumption.state is None else decode_state(resumption.state)
     began = time.monotonic()
+    told: dict[str, Any] = {}
     with watch.keeping():
-        minimise = sharpening(partial(_minimise, job), setting.loss, team)
-        outcome = minimise(solver, objective, start, watch, params)
+        if ranks is None:
+            minimise = sharpening(partial(_minimise, job), setting.loss, team)
+            outcome = minimise(solver, objective, start, watch, params)
+        else:
+            every, descent = context.arguments["every"], _descent(job, solver)
+            steps = _steps(job, moments)
+            outcome, told = lead(ranks, every, team.penalty, descent, team.l1, steps, params.batch_rows, start, watch)
+            outcome = _measured(objective, outcome)
     if not (np.isfinite(outcome.loss) and np.isfinite(outcome.weights).all()):
         raise TrainingError(
             "the loss is not finite",
@@ -160,7 +176,7 @@ def _lead(
             found=f"{outcome.loss} after {outcome.steps} steps",
             remedy="Scale the features, or add l2.",
         )
-    end = ending(objective, setting, outcome, job.data.features.names)
+    end = {**ending(objective, setting, outcome, job.data.features.names), **told}
     team.end()
     fit_s = time.monotonic() - began
     return _result(job, setting, moments, outcome, solver, watch, fit_s, tell.rows, end)
@@ -173,7 +189,11 @@ def _minimise(
         return newton(objective, start, watch, tol=params.tol, max_iter=params.max_iter)
     if solver in ("lbfgs", "owlqn"):
         return lbfgs(objective, start, watch, tol=params.tol, max_iter=params.max_iter)
-    outcome = descend(objective, start, watch, _descent(job, solver))
+    return _measured(objective, descend(objective, start, watch, _descent(job, solver)))
+
+
+def _measured(objective: MeanObjective, outcome: Outcome) -> Outcome:
+    """Say what mini-batches have come to, on the full data."""
     loss, gradient = objective.gradient(outcome.weights)
     inner = np.abs(outcome.weights[objective.penalised]).sum()
     residual = float(np.abs(gradient).max())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,15 +16,16 @@ from pipelines.training.checkpoint import Checkpoint, latest_checkpoint, save_ch
 from pipelines.training.estimators.linear_params import LinearParams
 from pipelines.training.estimators.linear_setting import Job
 from pipelines.training.gang import RankContext, StopRequested
-from pipelines.training.holding import Resumption
+from pipelines.training.holding import Holding, Resumption
 from pipelines.training.optimisers import Step
 from pipelines.training.optimisers.oracle import State
 from pipelines.training.state import encode_state
-from pipelines.training.strategies.synchronous import Team
 
 logger = logging.getLogger(__name__)
 
 _REPORT_S = 0.25
+PACE_S = 1.0
+"""Between two words of a rank about its pace."""
 COMMIT_S = 0.25
 """Between two words to the coordinator that the training makes steps."""
 SHARE_S = 0.5
@@ -54,6 +55,16 @@ class Telling:
             self._next[unit] = time.monotonic() + _REPORT_S
         return due
 
+    def paced(self, rows: int) -> Callable[[float], None]:
+        """Return what tells the driver how long this rank, which has so many rows, has computed."""
+
+        def tell(seconds: float) -> None:
+            if self._due("pace"):
+                self._next["pace"] = time.monotonic() + PACE_S
+                self._context.report({"unit": "pace", "seconds": seconds, "rows": rows})
+
+        return tell
+
     def passed(self, rows: float) -> None:
         if not self.rows:
             self._began = time.monotonic()
@@ -82,6 +93,29 @@ class Checkpoints:
         save_checkpoint(self._store, self._prefix, step, state, keep=self._keep)
 
 
+class Crew(Protocol):
+    """Those who train, as who watches their leader sees them."""
+
+    number: int
+
+    @property
+    def held(self) -> Holding: ...
+
+    @property
+    def alone(self) -> bool: ...
+
+    @property
+    def keeps_lanes(self) -> bool: ...
+
+    def lane_state(self) -> dict[str, Any]: ...
+
+    def keep(self, step: int, state: bytes) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def regroup(self) -> None: ...
+
+
 class Watching:
     """After each step of the leader: check, report, share and save the state, and leave when asked."""
 
@@ -89,7 +123,7 @@ class Watching:
         self,
         context: RankContext,
         job: Job,
-        team: Team,
+        team: Crew,
         tell: Telling,
         unit: float,
         solver: str,
@@ -97,7 +131,8 @@ class Watching:
         resumption: Resumption,
         checkpoints: Checkpoints | None,
     ) -> None:
-        self._context, self._job, self._team, self._tell, self._unit = context, job, team, tell, unit
+        self._context, self._job, self._tell, self._unit = context, job, tell, unit
+        self.team = team
         self._total = params.max_iter if solver in ("newton", "lbfgs", "owlqn") else None
         self._checkpoints = checkpoints
         self._saved_at, self._saved_step = time.monotonic(), max(0, resumption.step)
@@ -122,9 +157,9 @@ class Watching:
             yield
         except Exception:
             # What ranks keep for their lanes may be lost with them: only states that were shared are whole then.
-            if self._newest is not None and not self._team.keeps_lanes:
+            if self._newest is not None and not self.team.keeps_lanes:
                 step, state = self._newest
-                self._team.held.keep(step, encode_state(state))
+                self.team.held.keep(step, encode_state(state))
             raise
 
     def __call__(self, step: Step, state: Any) -> None:
@@ -137,7 +172,7 @@ class Watching:
         metrics = {"loss": step.loss * self._unit, "gradient": step.residual, **step.extra}
         self._tell.stepped("step", step.number, self._total or 0, metrics)
         self._newest = step.number, state()
-        self._team.number = step.number
+        self.team.number = step.number
         now = time.monotonic()
         stopping = self._context.stop_requested()
         if self._checkpoints is not None and (stopping or self._due(step.number, now)):
@@ -146,19 +181,19 @@ class Watching:
             self._committed_at = now
             self._context.committed(step.number)
         if stopping:
-            self._team.stop()
+            self.team.stop()
         if self._context.regroup_requested():
-            if self._team.keeps_lanes:
+            if self.team.keeps_lanes:
                 self._share()
-            self._team.regroup()
-        if not self._team.alone and now - self._shared_at >= self._share_s:
+            self.team.regroup()
+        if not self.team.alone and now - self._shared_at >= self._share_s:
             self._share()
 
     def _save(self) -> None:
         assert self._checkpoints is not None
         assert self._newest is not None
         step, state = self._newest
-        self._checkpoints.save(step, encode_state({**state, **self._team.lane_state()}))
+        self._checkpoints.save(step, encode_state({**state, **self.team.lane_state()}))
         self._saved_at, self._saved_step = time.monotonic(), step
         self.saved += 1
 
@@ -167,7 +202,7 @@ class Watching:
         assert self._newest is not None
         step, state = self._newest
         began = time.monotonic()
-        self._team.keep(step, encode_state({**state, **self._team.lane_state()}))
+        self.team.keep(step, encode_state({**state, **self.team.lane_state()}))
         self._shared_at = time.monotonic()
         self._share_s = max(SHARE_S, (self._shared_at - began) / SHARE_COST)
 

@@ -123,8 +123,24 @@ class StopAsked:
     now: bool = False
 
 
+@dataclass(frozen=True)
+class RegroupAsked:
+    """Somebody wants the work dealt out anew, in a new formation of the same members."""
+
+
 Event: TypeAlias = (
-    Enlisted | Watched | Arrived | Beat | Spoke | Committed | Left | Returned | Complained | Gone | StopAsked
+    Enlisted
+    | Watched
+    | Arrived
+    | Beat
+    | Spoke
+    | Committed
+    | Left
+    | Returned
+    | Complained
+    | Gone
+    | StopAsked
+    | RegroupAsked
 )
 
 # --- orders ----------------------------------------------------------------------------------------------------------

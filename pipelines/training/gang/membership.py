@@ -29,6 +29,7 @@ from pipelines.training.gang.events import (
     Left,
     Order,
     Recruit,
+    RegroupAsked,
     Returned,
     Spoke,
     StopAsked,
@@ -205,6 +206,8 @@ class Membership:
         """Take in what happened."""
         if isinstance(event, StopAsked):
             return self._stop(event, now)
+        if isinstance(event, RegroupAsked):
+            return self._regroup("the work is dealt out anew")
         if isinstance(event, Enlisted):
             self._members[event.member] = member = _Member(event.member, event.place, heard=now, progress=now)
             if self.phase in _LAST:
@@ -339,8 +342,14 @@ class Membership:
         since = min(member.ready_since for member in waiting)
         if self.missing() and now - since < self._deadlines.rejoin_s:
             return []
+        return self._regroup(f"{len(waiting)} more ranks are there")
+
+    def _regroup(self, reason: str) -> list[Order]:
+        """Ask the leader, once for each formation, to make all leave at the next step."""
+        if self.phase is not Phase.RUNNING or self._regrouping or not self._sizes.survive:
+            return []
         self._regrouping = True
-        return [Tell(self._formed()[0].number, "regroup", f"{len(waiting)} more ranks are there")]
+        return [Tell(self._formed()[0].number, "regroup", reason)]
 
     # --- leaving, and going on ---------------------------------------------------------------------------------------
 

@@ -16,7 +16,18 @@ from pipelines import errors
 from pipelines.errors import DeadlineError, GangError, InterruptedRunError, MutiraoError, UserCodeError
 from pipelines.training.gang.context import Deadlines
 from pipelines.training.gang.coordinator import Coordinator
-from pipelines.training.gang.events import Cause, Enlisted, Event, Gone, Introduce, Order, Recruit, Spoke, StopAsked
+from pipelines.training.gang.events import (
+    Cause,
+    Enlisted,
+    Event,
+    Gone,
+    Introduce,
+    Order,
+    Recruit,
+    RegroupAsked,
+    Spoke,
+    StopAsked,
+)
 from pipelines.training.gang.launch import DaskLauncher, Launcher, LocalLauncher
 from pipelines.training.gang.membership import Membership, Phase, Sizes, Trouble
 from pipelines.training.gang.queue import Place, turn
@@ -70,6 +81,7 @@ def run_gang(
     on_wait: Callable[[Place], None] | None = None,
     on_loss: Callable[[Loss], None] | None = None,
     stop: threading.Event | None = None,
+    regroup: threading.Event | None = None,
     name: str = "training",
 ) -> GangResult:
     """Start ranks on distinct Dask workers, and wait for what they return.
@@ -106,6 +118,8 @@ def run_gang(
         Called when a rank was lost and the gang goes on.
     stop : threading.Event, optional
         Set it to make the ranks write their checkpoint and leave.
+    regroup : threading.Event, optional
+        Set it to have the work dealt out anew, in a new formation; it is cleared then.
     name : str
         Shown to others that wait for this gang, and in errors.
 
@@ -164,7 +178,7 @@ def run_gang(
                 )
                 gang = Membership(sizes, deadlines, time.monotonic())
                 hands = _Hands(gang, coordinator, launcher, first, on_message or _ignore, on_loss or _ignore)
-                interrupted = hands.attend(stop)
+                interrupted = hands.attend(stop, regroup or threading.Event())
         finally:
             launcher.close()
     if interrupted is not None:
@@ -193,7 +207,7 @@ class _Hands:
         self._told = 0
         self._evident = False
 
-    def attend(self, stop: threading.Event) -> KeyboardInterrupt | None:
+    def attend(self, stop: threading.Event, regroup: threading.Event) -> KeyboardInterrupt | None:
         """Serve until the gang has ended. The first Ctrl-C asks it to leave, the second kills it."""
         interrupted: KeyboardInterrupt | None = None
         gang, look_at = self._gang, 0.0
@@ -210,6 +224,9 @@ class _Hands:
                         self._on_message(gang.rank(event.member), event.message)
                 if stop.is_set():
                     self._handle(StopAsked())
+                if regroup.is_set():
+                    regroup.clear()
+                    self._handle(RegroupAsked())
                 self._obey(gang.tick(time.monotonic()))
                 self._tell()
             except KeyboardInterrupt as error:

@@ -84,6 +84,8 @@ class Team:
         self.width = 0.0
         """Of a loss's smoothing: rank 0 sets it, and every order carries it."""
         self.compute_s = 0.0
+        self.pace: Callable[[float], None] = _untold
+        """Told after each order how long this rank has computed."""
 
     @property
     def alone(self) -> bool:
@@ -203,6 +205,7 @@ class Team:
                 weights.reshape(self._shape), self._streams, order.epoch, order.step, order.steps
             )  # fmt: skip
         self.compute_s += time.perf_counter() - began
+        self.pace(self.compute_s)
         if self._compression is None or order.what not in (_BATCH, _LOCAL):
             return self._reducer.sum(partials)
         head = self._reducer.sum(partials[:, :HEAD])
@@ -305,3 +308,7 @@ class MeanObjective:
         matrix[:, fixed] = 0.0
         matrix[fixed, fixed] = 1.0
         return matrix
+
+
+def _untold(seconds: float) -> None:
+    """Nobody wants to know."""

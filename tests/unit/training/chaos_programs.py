@@ -21,9 +21,10 @@ from pipelines.training.passes import Passes
 from pipelines.training.reducers import ReproducibleSum
 from pipelines.training.strategies.synchronous import Team
 
-PHASES = ("start", "load", "step", "collective", "share", "checkpoint", "close")
-"""Before anything; in the middle of reading; before computing; between computing and reducing; while the state is given
-to the others; while it is written (before the state, or before the record that commits it); with the result in hand."""
+PHASES = ("start", "load", "step", "part", "collective", "share", "checkpoint", "close")
+"""Before anything; in the middle of reading; before computing; before one lane's part of a batch; between computing
+and reducing; while the state is given to the others; while it is written (before the state, or before the record that
+commits it); with the result in hand."""
 
 
 class Faults:
@@ -33,11 +34,12 @@ class Faults:
         self.todo: list[dict[str, Any]] = json.loads(os.environ["MUTIRAO_TEST_FAULTS"])
         self.seen: Counter[str] = Counter()
         self.rank = -1
-        self.slow_s = 0.0
+        self.slow = ""
 
     def come_by(self, phase: str) -> None:
         self.seen[phase] += 1
-        time.sleep(self.slow_s)
+        if phase == self.slow:
+            time.sleep(0.02)
         for fault in self.todo:
             if (fault["phase"], fault["nth"], fault["rank"]) == (phase, self.seen[phase], self.rank):
                 self.strike(fault)
@@ -48,7 +50,7 @@ class Faults:
         except FileExistsError:
             return
         if fault["what"] == "slow":
-            self.slow_s = 0.02
+            self.slow = fault["phase"]
         else:
             os.kill(os.getpid(), signal.SIGKILL if fault["what"] == "kill" else signal.SIGSTOP)
 
@@ -77,6 +79,7 @@ def install() -> None:
         (Passes, "gradient", "step"),
         (Passes, "hessian", "step"),
         (Passes, "batch", "step"),
+        (Passes, "part", "part"),
         (ReproducibleSum, "sum", "collective"),
         (Team, "keep", "share"),
     ):

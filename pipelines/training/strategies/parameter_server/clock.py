@@ -60,6 +60,10 @@ class Clock:
         self._open[ticket] = self.committed
         return True
 
+    def close(self, ticket: Ticket) -> None:
+        """Take back a ticket that will not be used."""
+        del self._open[ticket]
+
     def turn(self, ticket: Ticket) -> int | None:
         """Give the next turn to an open ticket, and return its number; None: ask again."""
         if self.staleness is not None:
