@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 NAMES = (
-    "planning", "reading", "features", "linear", "collectives", "reducing", "boosting", "metrics", "parameter_server",
+    "planning", "reading", "features", "linear", "collectives", "reducing", "strategies", "boosting", "metrics",
+    "parameter_server",
 )  # fmt: skip
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("what", "ours", "peer", "ratio", "target", "met", "runs", "note")

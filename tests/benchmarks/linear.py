@@ -113,7 +113,7 @@ def _ours(path: str, params: str) -> dict[str, Any]:
         LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
         Client(cluster) as client,
     ):
-        found = fit(config, _training_data(path, client), client=client, ranks=2, threads=1)
+        found = fit(config, training_data(path, client), client=client, ranks=2, threads=1)
     coef, intercept = (np.load(io.BytesIO(found.files[name])) for name in ("coef.npy", "intercept.npy"))
     summary = found.summary
     return {
@@ -127,7 +127,8 @@ def _ours(path: str, params: str) -> dict[str, Any]:
     }
 
 
-def _training_data(path: str, client: Any) -> Any:
+def training_data(path: str, client: Any = None) -> Any:
+    """Prepare a synthetic dataset for training, as its columns are."""
     from pipelines.data.config import DataConfig
     from pipelines.data.dataset import open_dataset
     from pipelines.data.shards import plan_shards
@@ -372,7 +373,7 @@ def _beyond(path: str, limit: str) -> dict[str, Any]:
         LocalCluster(n_workers=2, threads_per_worker=1, memory_limit=int(limit), dashboard_address=None) as cluster,
         Client(cluster) as client,
     ):
-        data = _training_data(path, client)
+        data = training_data(path, client)
         with _Peaks(list(client.run(os.getpid).values())) as peaks:
             found = fit(config, data, client=client, ranks=2, threads=1, memory_bytes=int(limit))
     summary = found.summary

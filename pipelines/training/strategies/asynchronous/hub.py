@@ -123,8 +123,6 @@ class Hub:
             self._workers.add((rank, worker))
             while True:
                 if self._word:
-                    self._workers.discard((rank, worker))
-                    self._lock.notify_all()
                     return Work(self._word), (0, 0)
                 found = self._tick_work(rank) if self._staleness == 0 else self._course_work(rank)
                 if found is not None:
@@ -220,6 +218,12 @@ class Hub:
                 found=f"{loss:.4g}",
                 remedy=f"Use a smaller learning_rate than {self._rule.learning_rate:g}, or less staleness.",
             )
+
+    def heard(self, rank: int, worker: int) -> None:
+        """Note that a worker has been told the word to leave."""
+        with self._lock:
+            self._workers.discard((rank, worker))
+            self._lock.notify_all()
 
     def lose(self, rank: int, worker: int, error: BaseException | None) -> None:
         """Note that a worker is gone; an `error` of rank 0's own ends the training."""
@@ -377,6 +381,7 @@ class Door:
             header = {"kind": work.kind, "units": work.units, "load": work.load}
             connection.send(header, work.weights)
             if work.kind != "units":
+                self._hub.heard(rank, worker)
                 return
             self._hub.give(rank, work, ticket, self._hear(connection)[1])
 

@@ -46,6 +46,8 @@ class HerePort:
         """See `Hub.take`."""
         self._at = self._hub.take(self._rank, self._worker)
         work: Work = self._at[0]
+        if work.kind != "units":
+            self._hub.heard(self._rank, self._worker)
         return work
 
     def give(self, payload: bytes) -> None:
