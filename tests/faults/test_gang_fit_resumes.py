@@ -289,3 +289,27 @@ def test_a_gang_on_a_cluster_gives_what_children_of_this_process_give(
 ) -> None:
     found = train(data, "momentum", client=client, ranks=ranks)
     assert coefficients(found).tobytes() == undisturbed["momentum"].tobytes()
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_trainings_on_one_cluster_of_four_workers_all_finish(
+    data: TrainingData, undisturbed: dict[str, np.ndarray], count: int
+) -> None:
+    found: dict[int, Any] = {}
+
+    def go(number: int, client: Client) -> None:
+        try:
+            found[number] = coefficients(train(data, "momentum", client=client, ranks=2)).tobytes()
+        except Exception as error:  # noqa: BLE001 - a thread's boundary: the test compares it
+            found[number] = error
+
+    with (
+        LocalCluster(n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        threads = [threading.Thread(target=go, args=(number, client)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(200)
+    assert found == dict.fromkeys(range(count), undisturbed["momentum"].tobytes())
