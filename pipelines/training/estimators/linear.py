@@ -5,27 +5,34 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pipelines import codec
 from pipelines.config import Config
-from pipelines.errors import UsageError
+from pipelines.errors import StorageError, UsageError
+from pipelines.storage import open_store
 from pipelines.training.config import TrainConfig
 from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.registry import FitRequest
 from pipelines.training.fit import Fit, Progress
-from pipelines.training.gang import GangResult, Sizes, run_gang
+from pipelines.training.gang import Sizes, run_gang
+from pipelines.training.gang.events import Introduce
+from pipelines.training.happenings import Happening
+from pipelines.training.identity import prefix_of, record_identity, refuse_others
 from pipelines.training.lanes import deal_lanes, default_lanes, make_lanes
 from pipelines.training.optimisers.schedules import Schedule
 from pipelines.training.state import decode_state
+from pipelines.training.story import Story, history
 
 Solver = Literal["auto", "lbfgs", "owlqn", "newton", "sgd", "momentum", "adam"]
 
+FAMILY = "linear"
+"""Of the checkpoints' prefixes."""
 PROGRAM = "pipelines.training.estimators.linear_rank:program"
-_MINI_BATCH = ("sgd", "momentum", "adam")
+MINI_BATCH = ("sgd", "momentum", "adam")
 _MINI_BATCH_ONLY = (
     "learning_rate", "schedule", "power", "warmup", "momentum", "batch_rows", "epochs",
 )  # fmt: skip
@@ -83,7 +90,7 @@ class LinearParams(Config):
             raise ValueError("l1_ratio shares out C; give C too, or say l1 and l2 themselves")
         if self.solver == "lbfgs" and (self.l1 or self.l1_ratio):
             raise ValueError("lbfgs needs a smooth objective; use solver: auto, owlqn or newton with l1")
-        if self.solver not in _MINI_BATCH:
+        if self.solver not in MINI_BATCH:
             said = [name for name in _MINI_BATCH_ONLY if name in self.model_fields_set]
             if said:
                 raise ValueError(
@@ -100,6 +107,7 @@ class LinearEstimator:
 
     label_kinds: tuple[str, ...]
     categorical: Literal["one_hot", "native"] = "one_hot"
+    survives_losses: ClassVar[bool] = True
 
     def check(self, config: TrainConfig) -> LinearParams:
         """Validate the parameters. Raises ``pydantic.ValidationError``."""
@@ -134,22 +142,45 @@ LINEAR = LinearEstimator(("regression",))
 
 def _fit(request: FitRequest) -> Fit:
     dealer = Dealer(request)
-    reporter = _Reporter(request.report, (request.data.rows or {}).get("train"))
+    _settle_identity(request, dealer.identity)
+    story = Story(request.happened)
+    reporter = _Reporter(request.report, (request.data.rows or {}).get("train"), story)
+
+    def deal(order: Introduce) -> list[dict[str, Any]]:
+        story.formed(order)
+        return dealer.arguments(order.holds)
+
     began = time.monotonic()
     gang = run_gang(
         request.client,
         PROGRAM,
-        lambda order: dealer.arguments(order.holds),
+        deal,
         sizes=Sizes(dealer.ranks, min(request.min_ranks, dealer.ranks), dealer.most, survive=True),
         threads=request.threads,
         memory_bytes=request.memory_bytes,
         deadlines=request.deadlines,
         on_message=reporter,
+        on_wait=story.waits,
+        on_loss=story.lost,
+        strikes=request.strikes,
         stop=request.stop,
         name=request.config.estimator,
     )
     fit = assemble(gang.results, time.monotonic() - began)
-    return replace(fit, summary={**fit.summary, "gang": history(gang, reporter.resumptions)})
+    return replace(fit, summary={**fit.summary, "gang": history(gang, story.resumptions)})
+
+
+def _settle_identity(request: FitRequest, plain: dict[str, Any]) -> None:
+    """Refuse checkpoints of another training when one is gone on with, and say whose ours are."""
+    if request.checkpoint_url is None:
+        return
+    store, prefix = open_store(request.checkpoint_url), prefix_of(FAMILY, plain)
+    if request.resuming:
+        refuse_others(store, FAMILY, prefix, plain)
+    try:
+        record_identity(store, prefix, plain)
+    except StorageError as error:
+        request.happened(Happening("notice", f"what the checkpoints hang on could not be recorded: {error}"))
 
 
 class Dealer:
@@ -161,11 +192,12 @@ class Dealer:
         self._lanes = make_lanes(data.shards, config.lanes or default_lanes(max(request.ranks, request.max_ranks)))
         self.ranks = min(request.ranks, len(self._lanes))
         self.most = max(self.ranks, min(request.max_ranks, len(self._lanes)))
+        self.identity = identity(request, len(self._lanes))
         self._common = {
             "config": codec.to_plain(config),
             "lanes_total": len(self._lanes),
             "checkpoint_url": request.checkpoint_url,
-            "identity": identity(request, len(self._lanes)),
+            "identity": codec.digest(codec.canonical(self.identity)),
         }
 
     def arguments(self, holds: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
@@ -182,36 +214,25 @@ class Dealer:
 class _Reporter:
     """Turns what ranks say into progress: rows loaded are added up over ranks."""
 
-    def __init__(self, report: Callable[[Progress], None], rows: int | None) -> None:
-        self._report, self._rows = report, rows
+    def __init__(self, report: Callable[[Progress], None], rows: int | None, story: Story) -> None:
+        self._report, self._rows, self._story = report, rows, story
         self._loaded: dict[int, int] = {}
         self._began = time.monotonic()
-        self.resumptions: list[dict[str, Any]] = []
 
     def __call__(self, rank: int, message: dict[str, Any]) -> None:
+        self._story.spoke()
         if message["unit"] == "load":
             self._loaded[rank] = int(message["rows"])
             done = sum(self._loaded.values())
             rate = done / max(time.monotonic() - self._began, 1e-9)
             self._report(Progress("load", done, self._rows, {}, rate))
-        elif message["unit"] == "resumed":
-            self.resumptions.append({name: value for name, value in message.items() if name != "unit"})
+        elif message["unit"] == "began":
+            self._story.began(message)
             self._loaded, self._began = {}, time.monotonic()
+        elif message["unit"] == "notice":
+            self._story.noticed(str(message["text"]))
         else:
             self._report(Progress(**message))
-
-
-def history(gang: GangResult, resumptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Describe what a training went through: formations, losses, and what was done again."""
-    again = resumptions[-(gang.formations - 1) :] if gang.formations > 1 else []
-    return {
-        "formations": gang.formations,
-        "losses": [asdict(loss) for loss in gang.losses],
-        "waits_s": [round(seconds, 3) for seconds in gang.waits_s],
-        "resumptions": list(resumptions),
-        "lost_steps": sum(each["lost_steps"] for each in again),
-        "lost_s": round(sum(each["lost_s"] for each in again) + sum(gang.waits_s), 3),
-    }
 
 
 def assemble(results: list[bytes], seconds: float) -> Fit:
@@ -226,25 +247,24 @@ def assemble(results: list[bytes], seconds: float) -> Fit:
     return Fit("linear", files, summary)
 
 
-def identity(request: FitRequest, lanes: int) -> str:
-    """Digest of everything that the course of a training hangs on: a checkpoint of another one is not gone on from."""
+def identity(request: FitRequest, lanes: int) -> dict[str, Any]:
+    """Say all that the course of a training hangs on: a checkpoint of another one is not gone on from."""
     data = request.data
     config = codec.to_plain(request.config)
-    config.pop("checkpoint")
-    files = [[each.path, each.size, each.etag] for each in _files(request)]
-    plain = {
-        "version": 2,
+    for name in ("checkpoint", "min_workers", "max_workers"):
+        config.pop(name)
+    return {
+        "version": 3,
         "config": config,
         "source": codec.to_plain(data.source),
         "shards": data.shards.digest,
-        "files": files,
+        "files": {each.path: f"{each.size} bytes, {each.etag}" for each in _files(request)},
         "split": codec.to_plain(data.split),
         "features": data.features.digest,
         "target": codec.to_plain(data.target),
         "sample_weight": data.sample_weight,
         "lanes": lanes,
     }
-    return codec.digest(codec.canonical(plain))
 
 
 def _files(request: FitRequest) -> list[Any]:

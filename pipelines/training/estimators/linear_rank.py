@@ -13,9 +13,10 @@ import numpy as np
 from pipelines import codec
 from pipelines.errors import TrainingError
 from pipelines.training.batches import LaneStream
+from pipelines.training.certificate import Certificate, machines_of
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
-from pipelines.training.estimators.linear import LinearParams
+from pipelines.training.estimators.linear import MINI_BATCH, LinearParams
 from pipelines.training.estimators.linear_setting import (
     COARSE_VALUES,
     Job,
@@ -69,10 +70,11 @@ def program(context: RankContext) -> bytes:
             "memory_bytes": held.store.memory_bytes,
             "disk_bytes": held.store.disk_bytes,
         }
-        checkpoints = Checkpoints(job) if job.checkpoint_url else None
+        machines = machines_of(context.collective)
+        checkpoints = Checkpoints(context, job) if job.checkpoint_url and context.rank == 0 else None
         start = resume(context, held, lambda: checkpoints.latest() if checkpoints else None)
         if context.rank == 0:
-            result = _lead(context, job, setting, team, moments, tell, start, checkpoints)
+            result = _lead(context, job, setting, team, moments, tell, start, checkpoints, machines)
             return encode_state({**result, "rank": {**used, "compute_s": team.compute_s}})
         team.follow()
         return json.dumps({**used, "compute_s": team.compute_s}).encode()
@@ -108,6 +110,7 @@ def _lead(
     tell: Telling,
     resumption: Resumption,
     checkpoints: Checkpoints | None,
+    machines: list[dict[str, Any]],
 ) -> dict[str, Any]:
     params, features, outputs = job.params, len(job.data.features.names), setting.loss.outputs
     solver = choose_solver(params, setting, features)
@@ -127,8 +130,12 @@ def _lead(
     weights = np.zeros((outputs, features + 1))
     if params.fit_intercept:
         weights[:, -1] = setting.start
-    watch = Watching(context, job, team, tell, setting.unit, solver, params, resumption, checkpoints)
-    start = {"weights": weights.reshape(-1)} if resumption.state is None else decode_state(resumption.state)
+    certificate = Certificate("epoch", objective.steps_per_epoch) if solver in MINI_BATCH else Certificate("step")
+    certificate.note_machines(context.formation, machines)
+    watch = Watching(context, job, team, tell, setting.unit, solver, params, resumption, checkpoints, certificate)
+    start = {"weights": weights.reshape(-1)}
+    if resumption.state is not None:
+        start = watch.go_on(decode_state(resumption.state))
     began = time.monotonic()
     with watch.keeping():
         outcome = _minimise(solver, objective, start, watch, params)
@@ -140,6 +147,7 @@ def _lead(
             remedy="Scale the features, or add l2.",
         )
     team.end()
+    watch.finish()
     fit_s = time.monotonic() - began
     return _result(job, setting, moments, outcome, solver, watch, fit_s, tell.rows)
 
@@ -199,6 +207,7 @@ def _result(
         "checkpoints": watch.saved,
         "fit_s": fit_s,
         "passes": rows_passed / moments.rows,
+        "certificate": watch.certificate.seal(outcome.weights, job.identity),
     }
     return {
         "summary": summary,
