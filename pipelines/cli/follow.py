@@ -17,8 +17,8 @@ from pipelines.run import Event, RunRecord, StageRecord, fold
 _MARKS = {"running": "▸", "done": "✓", "cached": "=", "failed": "✗", "interrupted": "‖"}
 
 
-def follow(record: RunRecord, events: Iterable[Event], *, quiet: bool = False) -> RunRecord:
-    """Show events until they end; returns what the run has come to.
+def follow(record: RunRecord, events: Iterable[Event], *, quiet: bool = False, since: int = 0) -> RunRecord:
+    """Show events until they end; returns what the run has come to. Lines of attempts up to `since` are left out.
 
     A terminal gets lines that update in place; a file or pipe gets a line per change of a stage, on standard error.
     """
@@ -34,7 +34,7 @@ def follow(record: RunRecord, events: Iterable[Event], *, quiet: bool = False) -
     for event in events:
         record = fold(record, [event])
         line = _line(record, event)
-        if line:
+        if line and record.attempts > since:
             click.echo(line, err=True)
             sys.stderr.flush()
     return record
@@ -57,6 +57,8 @@ def _table(record: RunRecord) -> Table:
 def _line(record: RunRecord, event: Event) -> str:
     if event.kind == "notice":
         return f"! {event.data['text']}"
+    if event.kind == "training":
+        return f"{'!' if event.data['notice'] else ' '} {event.data['text']}"
     if event.kind == "cluster":
         return f"  dashboard {record.dashboard}" if record.dashboard else ""
     stage = record.stage(event.stage) if event.kind == "stage" else None
@@ -79,6 +81,8 @@ def _progress(stage: StageRecord) -> str:
     data = stage.progress
     if not data:
         return "starting"
+    if data.get("waiting"):
+        return str(data["waiting"])
     done, total = data.get("done", 0), data.get("total")
     parts = [f"{done:,}/{total:,} {data.get('unit', '')}" if total else f"{done:,} {data.get('unit', '')}"]
     if data.get("rows_per_s"):

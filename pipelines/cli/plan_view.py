@@ -20,7 +20,7 @@ def show_plan(plan: Plan) -> None:
         f"shards     {shards.count:,} of {shards.rows_min:,}–{shards.rows_max:,} rows, "
         f"{size(shards.bytes_min)}–{size(shards.bytes_max)}"
     )
-    say(f"ranks      {plan.ranks} × {plan.threads} thread{'s' if plan.threads > 1 else ''}")
+    say(f"ranks      {plan.ranks} × {plan.threads} thread{'s' if plan.threads > 1 else ''}{_bounds(plan)}")
     for drift in data.drift:
         say(f"drift      {drift}")
     for skipped in data.skipped:
@@ -32,3 +32,12 @@ def show_plan(plan: Plan) -> None:
     say()
     rows = [(m.stage, size(m.predicted_bytes), size(m.limit_bytes), m.data, m.basis) for m in plan.memory]
     show_table("memory per worker", ("stage", "predicted", "limit", "training data", "basis"), rows)
+
+
+def _bounds(plan: Plan) -> str:
+    """Say what the training does when ranks are lost or workers come."""
+    if plan.least is None:
+        return "; losing one ends the training, which goes on from its checkpoint when resumed"
+    grows = f", grows to {plan.most}" if plan.most > plan.ranks else ""
+    least = f"{plan.least} or more" if plan.least < plan.ranks else f"no fewer than {plan.least}"
+    return f" at the start{grows}; after losses it goes on with {least}"

@@ -10,10 +10,11 @@ import click
 from pipelines.cli.follow import follow
 from pipelines.cli.output import cell, duration, guarded, json_option, moment, say, show_json, show_table
 from pipelines.cli.plan_view import show_plan
+from pipelines.cli.training_view import show_training
 from pipelines.codec import to_plain
 from pipelines.data.split import PARTS
 from pipelines.errors import DataError
-from pipelines.run import Pipeline, RunHandle, RunRecord, attach, list_runs
+from pipelines.run import Pipeline, RunHandle, RunRecord, attach, list_runs, resumes_by_itself
 from pipelines.spec import find_places
 
 runs_option = click.option("--runs", metavar="URL", help="The runs' store; default: as the settings say.")
@@ -70,16 +71,18 @@ def run() -> None:
 @run.command(hidden=True)
 @click.argument("spec")
 @click.option("--detach", is_flag=True, help="Return as soon as the driver runs.")
+@click.option("--chaos", metavar="FAULTS", help="Inject faults into the training: 'kill=2, stop=1, slow=1:3x, seed=7'.")
 @json_option
 @guarded
-def start(spec: str, detach: bool, as_json: bool) -> None:
+def start(spec: str, detach: bool, chaos: str | None, as_json: bool) -> None:
     """Run SPEC and follow it. Ctrl-C stops the run, which can be resumed.
 
     \b
     Example:
         mutirao run data_samples/flights_logistic.yaml
+        mutirao run data_samples/flights_logistic.yaml --chaos 'kill=2, stop=1, slow=1:3x, worker=1, driver=1, seed=7'
     """
-    handle = Pipeline(spec).start(progress=None if as_json else _footers)
+    handle = Pipeline(spec).start(chaos=chaos, progress=None if as_json else _footers)
     if detach:
         if as_json:
             show_json({"run_id": handle.run_id, "runs": handle.runs})
@@ -187,6 +190,7 @@ def show(run_id: str, logs: bool, checks: bool, runs: str | None, as_json: bool)
     rows = [(s.name, s.status, duration(s.seconds), _flat(s.summary)) for s in record.stages]
     show_table("", ("stage", "status", "took", "result"), rows)
     show_metrics(record)
+    show_training(record)
     for notice in record.notices:
         say(f"! {notice}")
     if record.error:
@@ -225,6 +229,10 @@ def _follow_to_end(handle: RunHandle, *, as_json: bool, stop_on_interrupt: bool)
         click.echo(f"run {handle.run_id}", err=True)
     try:
         record = follow(record, handle.events(), quiet=as_json)
+        if resumes_by_itself(record):
+            click.echo("! the driver was killed, as was asked for: the run is resumed", err=True)
+            fresh, last = RunRecord(handle.run_id, handle.pipeline), record.attempts
+            record = follow(fresh, handle.resume().events(), quiet=as_json, since=last)
     except KeyboardInterrupt:
         if not stop_on_interrupt:
             click.echo(f"\nrun {handle.run_id} goes on", err=True)

@@ -21,7 +21,7 @@ from pipelines.plan.schema_checks import faults_against, sound_source
 from pipelines.plan.value import Plan, PlannedData, PlannedShards, PlannedStage
 from pipelines.plan.working_tree import git_state
 from pipelines.storage import ObjectStore, open_store
-from pipelines.training.estimators.registry import resolve
+from pipelines.training.estimators.registry import SurvivesLosses, resolve
 
 if TYPE_CHECKING:
     from pipelines.spec import PipelineSpec, Places, StageConfig
@@ -102,7 +102,8 @@ def compile_plan(
         )
     shards = plan_shards(dataset, columns, shards=default_shards(dataset, columns, max_workers=spec.cluster.highest))
     cache = StageCache(open_store(places.runs))
-    ranks = spec.cluster.workers
+    ranks = _ranks(spec)
+    survives = isinstance(estimator, SurvivesLosses)
     stages = _plan_stages(spec, source, dataset, shards, ranks, code, cache)
     plan = Plan(
         pipeline=spec.name,
@@ -119,8 +120,16 @@ def compile_plan(
         runs=places.runs,
         registry=places.registry,
         git=git_state(),
+        least=min(spec.train.min_workers, ranks) if survives else None,
+        most=max(ranks, spec.train.max_workers or spec.cluster.highest) if survives else ranks,
     )
     return Compiled(plan, spec, manifest, dataset, source, shards)
+
+
+def _ranks(spec: PipelineSpec) -> int:
+    """How many ranks a training starts with: the cluster's workers, within the spec's own bounds."""
+    workers, train = spec.cluster.workers, spec.train
+    return max(min(workers, train.max_workers or workers), train.min_workers)
 
 
 def used_columns(spec: PipelineSpec) -> set[str]:
@@ -210,7 +219,7 @@ def _plan_stages(
         libraries=libraries,
         code=own("features"),
     )
-    train = {k: v for k, v in to_plain(spec.train).items() if k != "checkpoint"}
+    train = {k: v for k, v in to_plain(spec.train).items() if k not in ("checkpoint", "min_workers")}
     foreign = source_digest(spec.train.estimator) if "." in spec.train.estimator else ""
     add(
         "train",

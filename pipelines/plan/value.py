@@ -116,7 +116,11 @@ class Plan:
     spec : dict
         What the spec says, in plain values: `load_spec` adds the defaults again.
     ranks, threads : int
-        Ranks of the training, and threads of each.
+        Ranks that the training starts with, and threads of each.
+    least : int, optional
+        With how many ranks, at least, it goes on after losses; None when it ends with the first one.
+    most : int
+        To how many it grows.
     code_digest : str
         Of the user's own code archive; empty without one.
     runs, registry : str
@@ -137,6 +141,8 @@ class Plan:
     runs: str
     registry: str
     git: GitState | None = None
+    least: int | None = None
+    most: int = 1
     schema: int = SCHEMA
 
     @cached_property

@@ -23,14 +23,18 @@ from typing import TYPE_CHECKING, Any
 from cluster import ClusterError, CodeArchive, activate_code, connect, install_code
 from pipelines.errors import InterruptedRunError, MutiraoError, StorageError, UsageError
 from pipelines.plan import Plan, compile_plan
-from pipelines.plan.cache import StageCache
+from pipelines.plan.cache import StageCache, StageResult
 from pipelines.plan.value import PlannedStage
+from pipelines.run.chaos import announced, concluded, faults_left
 from pipelines.run.custom import run_custom
 from pipelines.run.folder import HEARTBEAT_S, Attempt, RunFolder
-from pipelines.run.journal import JournalWriter, ProgressBoard
+from pipelines.run.journal import JournalWriter, ProgressBoard, read_progress
 from pipelines.run.publish import run_publish
+from pipelines.run.record import RunRecord
 from pipelines.run.stages import Work, run_evaluate, run_features, run_split, run_train
+from pipelines.run.training_log import TrainingLog
 from pipelines.spec import Places, load_spec
+from pipelines.training.gang import Strikes
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -60,7 +64,7 @@ def drive(runs: str, run_id: str, number: int) -> int:
         board = ProgressBoard(folder.store, folder.path, number)
         journal.append("attempt", number=number, pid=os.getpid())
         with _alive(folder, attempt, board, interrupt):
-            code, end = _attempt(folder, journal, board, interrupt)
+            code, end = _attempt(folder, number, journal, board, interrupt)
             journal.append("end", attempt=number, exit_code=code, **end)
             journal.flush()
             folder.save_record(folder.record())
@@ -68,11 +72,11 @@ def drive(runs: str, run_id: str, number: int) -> int:
 
 
 def _attempt(
-    folder: RunFolder, journal: JournalWriter, board: ProgressBoard, interrupt: _Interrupt
+    folder: RunFolder, number: int, journal: JournalWriter, board: ProgressBoard, interrupt: _Interrupt
 ) -> tuple[int, dict[str, Any]]:
     try:
         with interrupt.heard():
-            _execute(folder, journal, board, interrupt)
+            _execute(folder, number, journal, board, interrupt)
     except (MutiraoError, ClusterError) as error:
         logger.error("%s: %s", type(error).__name__, error)
         return error.exit_code, {"type": type(error).__name__, "message": str(error)}
@@ -85,8 +89,13 @@ def _attempt(
     return 0, {}
 
 
-def _execute(folder: RunFolder, journal: JournalWriter, board: ProgressBoard, interrupt: _Interrupt) -> None:
-    plan, manifest, code = folder.plan(), folder.manifest(), folder.code()
+def _execute(
+    folder: RunFolder, number: int, journal: JournalWriter, board: ProgressBoard, interrupt: _Interrupt
+) -> None:
+    plan, manifest, code, chaos = folder.plan(), folder.manifest(), folder.code(), folder.chaos()
+    before = folder.record()
+    last = {event.stage: event for event in read_progress(folder.store, folder.path, number - 1)}
+    log = TrainingLog(journal, number, last.get("train"))
     with ExitStack() as stack:
         archive = None if code is None else CodeArchive.from_bytes(code)
         if archive is not None:
@@ -112,20 +121,32 @@ def _execute(folder: RunFolder, journal: JournalWriter, board: ProgressBoard, in
             client=_once(start_cluster),
             report=board.post,
             stop=interrupt.event,
+            log=log,
+            strikes=None if chaos is None else Strikes(faults_left(chaos, before), log.struck),
         )
+        if chaos is not None and before.training is None:
+            text, plain = announced(chaos)
+            log.append("chaos", text, plain, notice=True)
         for skipped in plan.data.skipped:
             journal.append("notice", text=f"skipped {skipped}")
-        results = _results_so_far(folder, compiled.plan)
+        results = _results_so_far(before, compiled.plan)
         for stage in compiled.plan.stages:
+            if chaos is not None and stage.name == "train" and not _is_done(before, "train"):
+                stage = replace(stage, cached=False, why="faults are injected into it")
             with interrupt.gentle(stage.name == "train"):
                 _run_stage(work, stage, journal, results)
 
 
-def _results_so_far(folder: RunFolder, plan: Plan) -> dict[str, Any]:
+def _is_done(record: RunRecord, name: str) -> bool:
+    stage = record.stage(name)
+    return stage is not None and stage.status in ("done", "cached")
+
+
+def _results_so_far(record: RunRecord, plan: Plan) -> dict[str, Any]:
     """What the custom stages have returned that earlier attempts of this run have called: they are not called again."""
     own = {stage.name for stage in plan.stages} - {*_CACHED, "publish"}
-    done = (stage for stage in folder.record().stages if stage.status in ("done", "cached"))
-    return {stage.name: stage.summary.get("result") for stage in done if stage.name in own}
+    done = (stage for stage in record.stages if stage.name in own and _is_done(record, stage.name))
+    return {stage.name: stage.summary.get("result") for stage in done}
 
 
 def _run_stage(work: Work, stage: PlannedStage, journal: JournalWriter, results: dict[str, Any]) -> None:
@@ -176,7 +197,10 @@ def _compute(work: Work, stage: PlannedStage, journal: JournalWriter, results: d
     if stage.name == "publish":
         return run_publish(work, lambda text: journal.append("notice", text=text))
     if stage.name in _CACHED:
+        usual = work.cache.lookup(stage.stage_key) if stage.name == "train" else None
         files, summary = _CACHED[stage.name](work)
+        if stage.name == "train":
+            _conclude_chaos(work, summary, usual)
         committed = work.cache.commit(pipeline, stage.stage_key, files, summary)
         if stage.name == "train":
             work.folder.drop_checkpoints()
@@ -186,6 +210,14 @@ def _compute(work: Work, stage: PlannedStage, journal: JournalWriter, results: d
     if any(config.name == stage.name and config.cache for config in work.compiled.spec.stages):
         work.cache.commit(pipeline, stage.stage_key, {}, summary)
     return summary
+
+
+def _conclude_chaos(work: Work, summary: Mapping[str, Any], usual: StageResult | None) -> None:
+    chaos, training = work.folder.chaos(), work.folder.record().training
+    if chaos is not None and training is not None:
+        earlier = usual.summary.get("certificate") if usual else None
+        text, plain = concluded(chaos, training, summary.get("certificate"), earlier)
+        work.log.append("chaos", text, plain, notice=True)
 
 
 def _once(make: Callable[[], Client]) -> Callable[[], Client]:

@@ -5,6 +5,7 @@ Layout below the store::
     runs/ID/plan.json            the frozen plan
     runs/ID/manifest.arrow       the dataset as it was planned
     runs/ID/code.zip             the user's own code, if there is any
+    runs/ID/chaos.json           the faults to inject, if somebody asked for some
     runs/ID/attempts/N/claim.json  one create-only claim per attempt, so that there is one driver
     runs/ID/attempts/N/job.json  the job that drives it
     runs/ID/attempts/N/stop      asks that driver to save its state and stop
@@ -31,6 +32,7 @@ from pipelines.plan import Compiled, Plan
 from pipelines.run.journal import read_journal, read_progress
 from pipelines.run.record import RunRecord, fold
 from pipelines.storage import ObjectStore, create_once, join_url, open_store
+from pipelines.training.gang.chaos import ChaosSpec
 
 HEARTBEAT_S = 2.0
 """How often a driver says that it is alive."""
@@ -72,13 +74,15 @@ class RunFolder:
         self.path = f"runs/{run_id}"
 
     @classmethod
-    def create(cls, runs: str, compiled: Compiled, code: bytes | None) -> RunFolder:
+    def create(cls, runs: str, compiled: Compiled, code: bytes | None, chaos: ChaosSpec | None = None) -> RunFolder:
         """Make a new run's folder; the plan is written last, and without it there is no run."""
         store = open_store(runs)
         folder = cls(store, new_run_id(compiled.plan.pipeline))
         compiled.manifest.save(store, f"{folder.path}/manifest.arrow")
         if code is not None:
             store.create(f"{folder.path}/code.zip", code)
+        if chaos is not None:
+            store.create(f"{folder.path}/chaos.json", dump(chaos))
         store.create(f"{folder.path}/plan.json", dump(compiled.plan))
         store.create(f"index/{_INDEX_TOP - int(time.time() * 1000):013d}-{folder.run_id}", b"")
         return folder
@@ -119,6 +123,13 @@ class RunFolder:
         """Read the user's code archive, if there is one."""
         try:
             return self.store.get(f"{self.path}/code.zip")
+        except ObjectNotFoundError:
+            return None
+
+    def chaos(self) -> ChaosSpec | None:
+        """Read which faults are to be injected, if any."""
+        try:
+            return load(ChaosSpec, self.store.get(f"{self.path}/chaos.json"))
         except ObjectNotFoundError:
             return None
 

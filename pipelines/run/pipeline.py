@@ -9,11 +9,13 @@ from typing import Any
 from cluster import CodeArchive, activate_code, pack_code, require, run_checks
 from pipelines.errors import RunFailedError
 from pipelines.plan import Compiled, Plan, compile_plan
+from pipelines.run.chaos import read_chaos, resumes_by_itself
 from pipelines.run.folder import RunFolder
 from pipelines.run.handle import RunHandle
 from pipelines.run.record import RunRecord
 from pipelines.run.submission import submit_attempt
 from pipelines.spec import PipelineSpec, find_places, load_spec
+from pipelines.training.gang.chaos import ChaosSpec
 
 FooterProgress = Callable[[int, int], None]
 """Called with (footers read, footers in all)."""
@@ -56,8 +58,14 @@ class Pipeline:
         """
         return self._compile(progress)[0].plan
 
-    def start(self, *, progress: FooterProgress | None = None) -> RunHandle:
+    def start(self, *, chaos: str | ChaosSpec | None = None, progress: FooterProgress | None = None) -> RunHandle:
         """Start a run's driver, detached, and return as soon as its process runs.
+
+        Parameters
+        ----------
+        chaos : str or ChaosSpec, optional
+            Faults to inject into the training on a local cluster, as in ``"kill=2, stop=1, slow=1:3x, seed=7"``: ranks
+            that are killed, stopped or slowed, whole workers (``worker=1``) or the driver (``driver=1``) killed.
 
         Raises
         ------
@@ -65,15 +73,20 @@ class Pipeline:
             See `plan`.
         cluster.PreflightError
             The machine can't hold the cluster that the spec asks for.
+        UsageError
+            `chaos` can't be read, or not be injected here.
         """
+        faults = None if chaos is None else read_chaos(chaos, self.spec)
         require(run_checks(self.spec.cluster))
         compiled, archive = self._compile(progress)
-        folder = RunFolder.create(compiled.plan.runs, compiled, None if archive is None else archive.data)
+        folder = RunFolder.create(compiled.plan.runs, compiled, None if archive is None else archive.data, faults)
         submit_attempt(folder)
         return RunHandle(compiled.plan.runs, folder.run_id)
 
-    def run(self, *, timeout_s: float | None = None) -> RunRecord:
+    def run(self, *, timeout_s: float | None = None, chaos: str | ChaosSpec | None = None) -> RunRecord:
         """Start a run and wait for its end. Ctrl-C stops it (`start` is for runs that are to go on by themselves).
+
+        Faults to inject are described at `start`; a driver that is killed by them is resumed.
 
         Raises
         ------
@@ -82,9 +95,11 @@ class Pipeline:
         DeadlineError
             It has not ended after `timeout_s` seconds, and goes on.
         """
-        handle = self.start()
+        handle = self.start(chaos=chaos)
         try:
             record = handle.wait(timeout_s)
+            if resumes_by_itself(record):
+                record = handle.resume().wait(timeout_s)
         except KeyboardInterrupt as interrupt:
             handle.cancel()
             interrupt.add_note(f"the run was stopped; go on with: mutirao run resume {handle.run_id}")

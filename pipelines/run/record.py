@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pipelines.run.journal import Event
+from pipelines.run.training_record import TrainingRecord, take_in
 
 RunStatus = Literal["created", "running", "succeeded", "failed", "interrupted", "preempted", "gate_not_met"]
 StageStatus = Literal["running", "done", "cached", "failed", "interrupted"]
@@ -63,7 +64,9 @@ class RunRecord:
     version : str or None
         The published model version, ``name/number``.
     notices : tuple of str
-        What a reader should know: skipped files, refused promotions.
+        What a reader should know: skipped files, refused promotions, lost ranks.
+    training : TrainingRecord or None
+        What the training went through, over all attempts; None before it began, and when it was taken from the cache.
     """
 
     run_id: str
@@ -78,6 +81,7 @@ class RunRecord:
     metrics: dict[str, Any] = field(default_factory=dict)
     version: str | None = None
     notices: tuple[str, ...] = ()
+    training: TrainingRecord | None = None
     schema: int = 1
 
     @property
@@ -117,6 +121,8 @@ def _apply(record: RunRecord, event: Event) -> RunRecord:
             return _with_stage(record, event.stage, event.time, progress=event.data)
         case "notice":
             return replace(record, notices=(*record.notices, str(event.data["text"])))
+        case "training":
+            return _apply_training(record, event)
         case "end":
             return _apply_end(record, event)
         case _:
@@ -132,9 +138,18 @@ def _apply_stage(record: RunRecord, event: Event) -> RunRecord:
     record = _with_stage(record, event.stage, event.time, status=status, seconds=seconds, summary=summary)
     if event.stage == "evaluate":
         record = replace(record, metrics=summary.get("metrics", {}))
+    if event.stage == "train" and record.training is not None and "checkpoints" in summary:
+        record = replace(record, training=replace(record.training, checkpoints=summary["checkpoints"]))
     if event.stage == "publish":
         record = replace(record, version=summary.get("version"))
     return record
+
+
+def _apply_training(record: RunRecord, event: Event) -> RunRecord:
+    what, data = str(event.data["what"]), event.data["data"]
+    if event.data["notice"]:
+        record = replace(record, notices=(*record.notices, str(event.data["text"])))
+    return replace(record, training=take_in(record.training or TrainingRecord(), what, data))
 
 
 def _apply_end(record: RunRecord, event: Event) -> RunRecord:

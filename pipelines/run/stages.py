@@ -23,10 +23,13 @@ from pipelines.plan import Compiled
 from pipelines.plan.cache import StageCache, StageResult
 from pipelines.plan.keys import StageKey
 from pipelines.run.folder import RunFolder
+from pipelines.run.training_log import TrainingLog
 from pipelines.storage import open_store
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators.registry import resolve
 from pipelines.training.fit import Progress, fit
+from pipelines.training.gang import Strikes
+from pipelines.training.happenings import Happening
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -47,6 +50,10 @@ class Work:
         Takes the stage's name and its progress as keywords.
     stop : threading.Event
         Set when the run is asked to save its state and leave.
+    log : TrainingLog
+        Takes down what happens to the training.
+    strikes : Strikes, optional
+        Faults to inject into it on purpose.
     """
 
     compiled: Compiled
@@ -55,6 +62,8 @@ class Work:
     client: Callable[[], Client]
     report: Report
     stop: threading.Event
+    log: TrainingLog
+    strikes: Strikes | None = None
 
     def result(self, name: str) -> StageResult:
         """Find the committed result of a stage that has run."""
@@ -176,6 +185,8 @@ def run_train(work: Work) -> tuple[dict[str, bytes], dict[str, Any]]:
         rows=dict(fitted.rows),
     )
 
+    began = time.time()
+
     def report(progress: Progress) -> None:
         work.report(
             "train",
@@ -184,18 +195,29 @@ def run_train(work: Work) -> tuple[dict[str, bytes], dict[str, Any]]:
             total=progress.total,
             rows_per_s=progress.rows_per_s,
             metrics=progress.metrics,
+            began=began,
         )
+
+    def happened(happening: Happening) -> None:
+        if happening.what == "waits":
+            work.report("train", unit="", done=0, total=None, waiting=happening.text)
+        work.log.happened(happening)
 
     trained = fit(
         spec.train,
         data,
         client=work.client(),
         ranks=compiled.plan.ranks,
+        min_ranks=min(spec.train.min_workers, compiled.plan.ranks),
+        max_ranks=compiled.plan.most,
         threads=compiled.plan.threads,
         memory_bytes=spec.cluster.worker.memory,
         checkpoint_url=work.folder.checkpoint_url,
         report=report,
         stop=work.stop,
+        happened=happened,
+        resuming=work.log.resuming,
+        strikes=work.strikes,
     )
     model = Model.from_fit(trained, fitted.plan, fitted.target)
     digest = _save(work, "train", model)

@@ -28,6 +28,7 @@ def impossible(sections: Mapping[str, Any], document: Document) -> list[Fault]:
     return [
         *_label_among_features(sections, document),
         *_estimator(sections, document),
+        *_workers(sections, document),
         *_publishing(sections, document),
         *_stages(sections.get("stages") or (), document),
     ]
@@ -78,6 +79,14 @@ def _estimator(sections: Mapping[str, Any], document: Document) -> Iterator[Faul
         learns = " or ".join(estimator.label_kinds)
         message = f"{train.estimator} learns {learns} labels, and label.kind is {kind}"
         yield Fault(place, message, "Change one of them")
+
+
+def _workers(sections: Mapping[str, Any], document: Document) -> Iterator[Fault]:
+    train, cluster = sections.get("train"), sections.get("cluster")
+    if train is not None and cluster is not None and train.min_workers > cluster.highest:
+        message = f"the training needs {train.min_workers} workers, and the cluster has at most {cluster.highest}"
+        fix = "Lower it, or raise cluster.workers or cluster.max_workers"
+        yield Fault(document.place(("train", "min_workers")), message, fix)
 
 
 def _model_of(error: ValidationError) -> type[Config]:

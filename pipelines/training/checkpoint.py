@@ -8,8 +8,9 @@ listed is the newest.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from pipelines.codec import digest, dump, load
 from pipelines.errors import MutiraoError, ObjectNotFoundError
@@ -23,10 +24,12 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed state: the step it was taken at, and its bytes (verified against their digest)."""
+    """A committed state: the step it was taken at, its bytes (verified against their digest), and when it was saved."""
 
     step: int
     payload: bytes
+    at: float = field(default=0.0, compare=False)
+    """Seconds since the epoch, of whoever saved it."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class _Commit:
     state: str
     digest: str
     size: int
+    at: float = 0.0
 
 
 def save_checkpoint(store: ObjectStore, prefix: str, step: int, payload: bytes, *, keep: int = 3) -> None:
@@ -51,48 +55,69 @@ def save_checkpoint(store: ObjectStore, prefix: str, step: int, payload: bytes, 
     found = digest(payload)
     state = f"{prefix}/states/{_number(step)}-{found[:16]}"
     store.replace(state, payload)
-    commit = _Commit(_SCHEMA, step, state, found, len(payload))
+    commit = _Commit(_SCHEMA, step, state, found, len(payload), time.time())
     store.replace(f"{prefix}/commits/{_number(step)}.json", dump(commit))
     _collect(store, prefix, keep)
 
 
-def latest_checkpoint(store: ObjectStore, prefix: str) -> Checkpoint | None:
-    """Return the newest committed checkpoint that is intact, or None; a damaged one is passed over with a warning."""
+def latest_checkpoint(
+    store: ObjectStore, prefix: str, *, on_damage: Callable[[str], None] | None = None
+) -> Checkpoint | None:
+    """Return the newest committed checkpoint that is intact, or None.
+
+    Parameters
+    ----------
+    on_damage : callable, optional
+        Told about each damaged one that is passed over, beside the warning in the log.
+    """
     for key in _commits(store, prefix):
-        checkpoint = _read(store, key)
-        if checkpoint is not None:
-            return checkpoint
+        found = _read(store, prefix, key)
+        if isinstance(found, Checkpoint):
+            return found
+        text = f"checkpoint {store.url}/{key} {found} and is passed over"
+        logger.warning("%s", text)
+        if on_damage is not None:
+            on_damage(text)
     return None
 
 
-def _read(store: ObjectStore, key: str) -> Checkpoint | None:
+def has_checkpoints(store: ObjectStore, prefix: str) -> bool:
+    """Whether anything was committed under a prefix, intact or not."""
+    return next(_commits(store, prefix), None) is not None
+
+
+def _read(store: ObjectStore, prefix: str, key: str) -> Checkpoint | str:
+    """Read what a commit record names; or say what is wrong with it."""
     try:
         commit = load(_Commit, store.get(key))
+        if key != f"{prefix}/commits/{_number(commit.step)}.json" or not commit.state.startswith(f"{prefix}/states/"):
+            return "does not name its own state"
         payload = store.get(commit.state)
     except ObjectNotFoundError:
-        logger.warning("checkpoint %s/%s has lost its state and is passed over", store.url, key)
-        return None
+        return "has lost its state"
     except ValueError as error:
-        logger.warning("checkpoint %s/%s can't be read and is passed over: %s", store.url, key, error)
-        return None
+        return f"can't be read ({str(error).splitlines()[0]})"
     if len(payload) != commit.size or digest(payload) != commit.digest:
-        logger.warning("checkpoint %s/%s is not what was saved and is passed over", store.url, key)
-        return None
-    return Checkpoint(commit.step, payload)
+        return "is not what was saved"
+    return Checkpoint(commit.step, payload, commit.at)
 
 
 def _collect(store: ObjectStore, prefix: str, keep: int) -> None:
-    """Remove old checkpoints, record first; what can't be removed now is removed next time."""
+    """Remove old checkpoints, record first; what can't be removed now is removed next time.
+
+    States that are newer than the newest record stay: another writer may be about to commit them.
+    """
     try:
-        kept = set()
+        kept: list[str] = []
         for number, key in enumerate(_commits(store, prefix)):
             name = key.rsplit("/", 1)[1].removesuffix(".json")
             if number < keep:
-                kept.add(name)
+                kept.append(name)
             else:
                 store.delete(key)
         for info in list(store.list(f"{prefix}/states")):
-            if info.key.rsplit("/", 1)[1].split("-")[0] not in kept:
+            name = info.key.rsplit("/", 1)[1].split("-")[0]
+            if name not in kept and kept and name > kept[0]:
                 store.delete(info.key)
     except MutiraoError as error:
         logger.warning("old checkpoints under %s/%s were not removed: %s", store.url, prefix, error)

@@ -11,7 +11,8 @@ from pipelines.errors import UsageError
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators.registry import FitRequest, learns_several, resolve
-from pipelines.training.gang import Deadlines
+from pipelines.training.gang import Deadlines, Strikes
+from pipelines.training.happenings import Happened, ignore
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -56,6 +57,9 @@ def fit(
     report: Callable[[Progress], None] | None = None,
     deadlines: Deadlines | None = None,
     stop: threading.Event | None = None,
+    happened: Happened | None = None,
+    resuming: bool = False,
+    strikes: Strikes | None = None,
 ) -> Fit:
     """Train on `ranks` Dask workers; goes on from the last checkpoint in `checkpoint_url` of the same config and data.
 
@@ -79,6 +83,13 @@ def fit(
     deadlines : Deadlines, optional
     stop : threading.Event, optional
         Set it to make the training save a checkpoint and leave: ``InterruptedRunError``.
+    happened : callable, optional
+        Called in this thread with every `Happening`: waits for workers, lost ranks, resumptions.
+    resuming : bool
+        Whether this goes on with a training that was interrupted: checkpoints of another spec, dataset or version are
+        refused then, with the differences, instead of training from the beginning beside them.
+    strikes : Strikes, optional
+        Faults to inject on purpose, by trainers that survive losses.
 
     Raises
     ------
@@ -100,6 +111,9 @@ def fit(
         report=report or _ignore,
         deadlines=deadlines or Deadlines(),
         stop=stop or threading.Event(),
+        happened=happened or ignore,
+        resuming=resuming,
+        strikes=strikes,
     )
     estimator = resolve(config.estimator)
     if data.target.others and not learns_several(estimator):

@@ -137,7 +137,7 @@ class Resumption:
     """Where a formation goes on: after `step`, from `state` (None: at the beginning).
 
     `lost_steps` were done after it and are done again, `lost_s` is how long they had taken. `stored` says that the
-    state comes from a checkpoint on the store.
+    state comes from a checkpoint on the store, and `saved_at` when that was saved (seconds since the epoch).
     """
 
     step: int
@@ -145,6 +145,7 @@ class Resumption:
     lost_steps: int
     lost_s: float
     stored: bool
+    saved_at: float = 0.0
 
 
 def resume(context: RankContext, held: Holding, checkpoint: Callable[[], Checkpoint | None]) -> Resumption:
@@ -167,6 +168,7 @@ def resume(context: RankContext, held: Holding, checkpoint: Callable[[], Checkpo
         return Resumption(-1, None, max(0, heard), 0.0, stored=False)
     if on_store > step:
         state = context.collective.broadcast(None if stored is None else stored.payload, root=0)
-        return Resumption(on_store, state, max(0, heard - on_store), 0.0, stored=True)
+        saved_at = 0.0 if stored is None else stored.at
+        return Resumption(on_store, state, max(0, heard - on_store), 0.0, stored=True, saved_at=saved_at)
     state = context.collective.broadcast(own.state if own is not None and context.rank == best else None, root=best)
     return Resumption(step, state, max(0, heard - step), words[best][3], stored=False)

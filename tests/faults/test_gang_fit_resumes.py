@@ -6,8 +6,9 @@ import io
 import json
 import os
 import random
+import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ from pipelines.data.shards import plan_shards
 from pipelines.data.source import make_source
 from pipelines.data.split import SplitConfig
 from pipelines.data.splitting import fit_split
-from pipelines.errors import InterruptedRunError
+from pipelines.errors import InterruptedRunError, UsageError
 from pipelines.features import FeatureConfig, LabelConfig, fit_features
 from pipelines.training import Deadlines, Progress, TrainConfig, TrainingData
 from pipelines.training.estimators import linear
 from pipelines.training.fit import Fit, fit
+from pipelines.training.gang import Strikes, Struck
+from pipelines.training.gang.chaos import Fault
+from pipelines.training.happenings import Happening
 
 pytestmark = pytest.mark.slow
 
@@ -88,8 +92,13 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(data: TrainingData) -> dict[str, np.ndarray]:
-    return {solver: coefficients(train(data, solver, ranks=1)) for solver in SOLVERS}
+def calm(data: TrainingData) -> dict[str, Fit]:
+    return {solver: train(data, solver, ranks=1) for solver in SOLVERS}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(calm: dict[str, Fit]) -> dict[str, np.ndarray]:
+    return {solver: coefficients(found) for solver, found in calm.items()}
 
 
 def coefficients(found: Fit) -> np.ndarray:
@@ -183,13 +192,15 @@ def test_a_follower_that_is_lost_costs_no_step(
 
 
 @pytest.mark.parametrize("solver", ["newton", "lbfgs", "owlqn", "sgd", "adam"])
-def test_every_solver_goes_on_to_the_same_bits(
-    data: TrainingData, undisturbed: dict[str, np.ndarray], injector: Injector, solver: str
+def test_every_solver_goes_on_to_the_same_bits_all_the_way(
+    data: TrainingData, calm: dict[str, Fit], injector: Injector, solver: str
 ) -> None:
     injector.plan([("step", 3, 0, "kill"), ("step", 5, 1, "kill"), ("collective", 4, 2, "kill")])
     found = train(data, solver, ranks=3)
     assert injector.struck >= 2
-    assert coefficients(found).tobytes() == undisturbed[solver].tobytes()
+    assert coefficients(found).tobytes() == coefficients(calm[solver]).tobytes()
+    assert found.summary["certificate"] == calm[solver].summary["certificate"]
+    assert found.summary["certificate"]["digests"]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -259,9 +270,10 @@ def test_any_history_of_faults_ends_in_the_same_bits(
 def test_a_fit_goes_on_after_a_rank_of_a_worker_was_killed(
     client: Client, data: TrainingData, undisturbed: dict[str, np.ndarray], injector: Injector
 ) -> None:
-    client.run(os.environ.update, {name: os.environ[name] for name in ("MUTIRAO_CODE_PATH",)})
     injector.plan([("step", 50, 1, "kill"), ("step", 80, 0, "kill")])
-    client.run(os.environ.update, {"MUTIRAO_TEST_FAULTS": os.environ["MUTIRAO_TEST_FAULTS"]})
+    told = {name: os.environ[name] for name in ("MUTIRAO_CODE_PATH", "MUTIRAO_TEST_FAULTS")}
+    # os.environ's own method would travel with a copy of this process's variables, and set those
+    client.run(lambda values: os.environ.update(values), told)
     found = train(data, "momentum", client=client)
     assert injector.struck == 2
     assert coefficients(found).tobytes() == undisturbed["momentum"].tobytes()
@@ -313,3 +325,73 @@ def test_trainings_on_one_cluster_of_four_workers_all_finish(
         for thread in threads:
             thread.join(200)
     assert found == dict.fromkeys(range(count), undisturbed["momentum"].tobytes())
+
+
+def told_of(data: TrainingData, tmp_path: Path, break_it: Callable[[Path], None]) -> tuple[Fit, list[str]]:
+    """Train with checkpoints at a place that something is done to before; returns what was told, too."""
+    folder, told = tmp_path / "checkpoints", list[str]()
+    break_it(folder)
+
+    def happened(happening: Happening) -> None:
+        if happening.what == "notice":
+            told.append(happening.text)
+
+    return train(data, "momentum", checkpoint_url=str(folder), happened=happened), told
+
+
+def test_a_store_that_can_not_be_written_is_told_and_ends_nothing(
+    data: TrainingData, calm: dict[str, Fit], tmp_path: Path
+) -> None:
+    def break_it(folder: Path) -> None:
+        train(data, "momentum", checkpoint_url=str(folder))
+        [own] = folder.glob("linear-*")
+        for name in ("states", "commits"):
+            shutil.rmtree(own / name)
+        (own / "states").write_text("not a folder")
+
+    found, told = told_of(data, tmp_path, break_it)
+    assert found.summary["certificate"] == calm["momentum"].summary["certificate"]
+    assert found.summary["checkpoints"] == 0
+    assert any("the checkpoint of step" in text and "was not saved" in text for text in told)
+
+
+def test_a_torn_checkpoint_is_passed_over_and_told(data: TrainingData, calm: dict[str, Fit], tmp_path: Path) -> None:
+    def break_it(folder: Path) -> None:
+        train(data, "momentum", checkpoint_url=str(folder))
+        newest = min(folder.glob("linear-*/states/*"))
+        newest.write_bytes(newest.read_bytes()[:-1])
+
+    found, told = told_of(data, tmp_path, break_it)
+    assert found.summary["certificate"] == calm["momentum"].summary["certificate"]
+    assert len(told) == 1
+    assert "is not what was saved and is passed over" in told[0]
+
+
+def test_a_resumed_training_refuses_the_checkpoints_of_another(data: TrainingData, tmp_path: Path) -> None:
+    url = str(tmp_path / "checkpoints")
+    train(data, "momentum", checkpoint_url=url)
+    with pytest.raises(UsageError, match=r'config\.params\.solver: "momentum" → "sgd"'):
+        train(data, "sgd", checkpoint_url=url, resuming=True)
+    assert train(data, "momentum", checkpoint_url=url, resuming=True).summary["resumed_from"] > 0
+
+
+def test_a_slowed_rank_is_not_taken_for_a_stopped_one(data: TrainingData, calm: dict[str, Fit]) -> None:
+    struck: list[Struck] = []
+    slow = [Fault(number, "slow", 1, draw, 20.0) for number, draw in ((1, 0.0), (2, 0.9))]
+    found = train(data, "momentum", strikes=Strikes(slow, struck.append), deadlines=Deadlines(silence_s=1.0))
+    assert {each.rank for each in struck} == {0, 1}
+    assert found.summary["gang"]["losses"] == []
+    assert found.summary["certificate"] == calm["momentum"].summary["certificate"]
+
+
+def test_a_stopped_rank_is_lost_by_its_silence_and_a_killed_one_at_once(
+    data: TrainingData, calm: dict[str, Fit]
+) -> None:
+    struck: list[Struck] = []
+    # the stopped rank has been slowed before, which lets it go on now and then, but no longer
+    faults = [Fault(1, "slow", 1, 0.9, 2.0), Fault(2, "stop", 4, 0.9), Fault(3, "kill", 4, 0.0)]
+    found = train(data, "momentum", strikes=Strikes(faults, struck.append), deadlines=Deadlines(silence_s=1.0))
+    assert [(each.fault.harm, each.rank) for each in struck[:2]] == [("slow", 1), ("stop", 1)]
+    assert len(struck) == 3
+    assert sorted(loss["cause"] for loss in found.summary["gang"]["losses"]) == ["killed", "silent"]
+    assert found.summary["certificate"] == calm["momentum"].summary["certificate"]

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 from pipelines import codec
-from pipelines.errors import UsageError
+from pipelines.errors import StorageError, UsageError
+from pipelines.storage import open_store
 from pipelines.training.config import AsynchronousConfig, SynchronousConfig, TrainConfig
 from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.linear_losses import refuse_labels
 from pipelines.training.estimators.linear_params import MINI_BATCH, LinearParams, params_of
 from pipelines.training.estimators.registry import FitRequest
 from pipelines.training.fit import Fit, Progress
-from pipelines.training.gang import GangResult, Sizes, run_gang
+from pipelines.training.gang import Sizes, run_gang
 from pipelines.training.gang.events import Introduce
+from pipelines.training.happenings import Happening
+from pipelines.training.identity import prefix_of, record_identity, refuse_others
 from pipelines.training.lanes import deal_lanes, default_lanes, make_lanes
 from pipelines.training.state import decode_state
+from pipelines.training.story import Story, history
 from pipelines.training.stragglers import Pace, slow_ranks, speeds
 
-logger = logging.getLogger(__name__)
-
+FAMILY = "linear"
+"""Of the checkpoints' prefixes."""
 PROGRAM = "pipelines.training.estimators.linear_rank:program"
 
 
@@ -35,6 +38,7 @@ class LinearEstimator:
 
     label_kinds: tuple[str, ...]
     categorical: Literal["one_hot", "native"] = "one_hot"
+    survives_losses: ClassVar[bool] = True
 
     def check(self, config: TrainConfig) -> LinearParams:
         """Validate the parameters. Raises ``pydantic.ValidationError``."""
@@ -88,24 +92,47 @@ SVM = LinearEstimator(("binary", "multiclass"))
 
 def _fit(request: FitRequest) -> Fit:
     dealer, regroup = Dealer(request), threading.Event()
+    _settle_identity(request, dealer.identity)
+    story = Story(request.happened)
     redeal = regroup if request.config.stragglers == "deal" else None
-    reporter = _Reporter(request.report, (request.data.rows or {}).get("train"), redeal)
+    reporter = _Reporter(request.report, (request.data.rows or {}).get("train"), story, redeal)
+
+    def deal(order: Introduce) -> list[dict[str, Any]]:
+        story.formed(order)
+        return dealer.arguments(order.holds, reporter.speeds(order))
+
     began = time.monotonic()
     gang = run_gang(
         request.client,
         PROGRAM,
-        lambda order: dealer.arguments(order.holds, reporter.speeds(order)),
+        deal,
         sizes=Sizes(dealer.ranks, min(request.min_ranks, dealer.ranks), dealer.most, survive=True),
         threads=request.threads,
         memory_bytes=request.memory_bytes,
         deadlines=request.deadlines,
         on_message=reporter,
+        on_wait=story.waits,
+        on_loss=story.lost,
+        strikes=request.strikes,
         stop=request.stop,
         regroup=regroup,
         name=request.config.estimator,
     )
     fit = assemble(gang.results, time.monotonic() - began)
-    return replace(fit, summary={**fit.summary, "gang": history(gang, reporter.resumptions, reporter.slow)})
+    return replace(fit, summary={**fit.summary, "gang": history(gang, story.resumptions, reporter.slow)})
+
+
+def _settle_identity(request: FitRequest, plain: dict[str, Any]) -> None:
+    """Refuse checkpoints of another training when one is gone on with, and say whose ours are."""
+    if request.checkpoint_url is None:
+        return
+    store, prefix = open_store(request.checkpoint_url), prefix_of(FAMILY, plain)
+    if request.resuming:
+        refuse_others(store, FAMILY, prefix, plain)
+    try:
+        record_identity(store, prefix, plain)
+    except StorageError as error:
+        request.happened(Happening("notice", f"what the checkpoints hang on could not be recorded: {error}"))
 
 
 class Dealer:
@@ -118,12 +145,13 @@ class Dealer:
         self.ranks = min(request.ranks, len(self._lanes))
         self.most = max(self.ranks, min(request.max_ranks, len(self._lanes)))
         self._deals_on_demand = isinstance(config.strategy, AsynchronousConfig)
+        self.identity = identity(request, len(self._lanes))
         self._common = {
             "config": codec.to_plain(config),
             "lanes_total": len(self._lanes),
             "step_s": request.deadlines.step_s,
             "checkpoint_url": request.checkpoint_url,
-            "identity": identity(request, len(self._lanes)),
+            "identity": codec.digest(codec.canonical(self.identity)),
         }
 
     def arguments(self, holds: Sequence[Sequence[int]], speeds: Sequence[float] | None = None) -> list[dict[str, Any]]:
@@ -142,17 +170,19 @@ class Dealer:
 class _Reporter:
     """Turns what ranks say into progress: rows loaded are added up over ranks."""
 
-    def __init__(self, report: Callable[[Progress], None], rows: int | None, redeal: threading.Event | None) -> None:
-        self._report, self._rows, self._redeal = report, rows, redeal
+    def __init__(
+        self, report: Callable[[Progress], None], rows: int | None, story: Story, redeal: threading.Event | None
+    ) -> None:
+        self._report, self._rows, self._story, self._redeal = report, rows, story, redeal
         self._paces: dict[int, Pace] = {}
         self._dealt: Sequence[float] | None = None
         self.slow: dict[int, float] = {}
         """Ranks that were found slow, and how much: the worst that was seen of each."""
         self._loaded: dict[int, int] = {}
         self._began = time.monotonic()
-        self.resumptions: list[dict[str, Any]] = []
 
     def __call__(self, rank: int, message: dict[str, Any]) -> None:
+        self._story.spoke()
         if message["unit"] == "load":
             self._loaded[rank] = int(message["rows"])
             done = sum(self._loaded.values())
@@ -161,9 +191,11 @@ class _Reporter:
         elif message["unit"] == "pace":
             self._paces[rank] = Pace(message["seconds"], message["rows"])
             self._judge()
-        elif message["unit"] == "resumed":
-            self.resumptions.append({name: value for name, value in message.items() if name != "unit"})
+        elif message["unit"] == "began":
+            self._story.began(message)
             self._loaded, self._began = {}, time.monotonic()
+        elif message["unit"] == "notice":
+            self._story.noticed(str(message["text"]))
         else:
             self._report(Progress(**message))
 
@@ -171,7 +203,7 @@ class _Reporter:
         """Name ranks that are slow, once each, and have the work dealt anew if that is wanted: once for a formation."""
         for rank, ratio in slow_ranks(self._paces).items():
             if rank not in self.slow:
-                logger.warning("rank %d takes %.1f times as long for a row as the others", rank, ratio)
+                self._story.noticed(f"rank {rank} takes {ratio:.1f} times as long for a row as the others")
             self.slow[rank] = max(ratio, self.slow.get(rank, 0.0))
             if self._redeal is not None and self._dealt is None:
                 self._dealt = speeds(self._paces, max(self._paces) + 1)
@@ -181,20 +213,6 @@ class _Reporter:
         """Return the speeds to deal by in a new formation, if they were asked for and its members are those judged."""
         dealt, self._paces = self._dealt, {}
         return dealt if dealt is not None and len(dealt) == len(order.members) else None
-
-
-def history(gang: GangResult, resumptions: Sequence[dict[str, Any]], slow: Mapping[int, float]) -> dict[str, Any]:
-    """Describe what a training went through: formations, losses, and what was done again."""
-    again = resumptions[-(gang.formations - 1) :] if gang.formations > 1 else []
-    return {
-        "formations": gang.formations,
-        "losses": [asdict(loss) for loss in gang.losses],
-        "waits_s": [round(seconds, 3) for seconds in gang.waits_s],
-        "resumptions": list(resumptions),
-        "stragglers": {str(rank): round(ratio, 2) for rank, ratio in slow.items()},
-        "lost_steps": sum(each["lost_steps"] for each in again),
-        "lost_s": round(sum(each["lost_s"] for each in again) + sum(gang.waits_s), 3),
-    }
 
 
 def assemble(results: list[bytes], seconds: float) -> Fit:
@@ -209,26 +227,24 @@ def assemble(results: list[bytes], seconds: float) -> Fit:
     return Fit("linear", files, summary)
 
 
-def identity(request: FitRequest, lanes: int) -> str:
-    """Digest of everything that the course of a training hangs on: a checkpoint of another one is not gone on from."""
+def identity(request: FitRequest, lanes: int) -> dict[str, Any]:
+    """Say all that the course of a training hangs on: a checkpoint of another one is not gone on from."""
     data = request.data
     config = codec.to_plain(request.config)
     for name in ("checkpoint", "min_workers", "max_workers", "stragglers"):  # the model is the same with others
         config.pop(name)
-    files = [[each.path, each.size, each.etag] for each in _files(request)]
-    plain = {
-        "version": 2,
+    return {
+        "version": 3,
         "config": config,
         "source": codec.to_plain(data.source),
         "shards": data.shards.digest,
-        "files": files,
+        "files": {each.path: f"{each.size} bytes, {each.etag}" for each in _files(request)},
         "split": codec.to_plain(data.split),
         "features": data.features.digest,
         "target": codec.to_plain(data.target),
         "sample_weight": data.sample_weight,
         "lanes": lanes,
     }
-    return codec.digest(codec.canonical(plain))
 
 
 def _files(request: FitRequest) -> list[Any]:

@@ -13,6 +13,7 @@ import numpy as np
 from pipelines import codec
 from pipelines.errors import TrainingError
 from pipelines.training.batches import LaneStream
+from pipelines.training.certificate import Certificate, machines_of
 from pipelines.training.config import AsynchronousConfig, SynchronousConfig, TrainConfig
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators.linear_async import Ranks, follow, lead
@@ -75,7 +76,8 @@ def program(context: RankContext) -> bytes:
             "memory_bytes": held.store.memory_bytes,
             "disk_bytes": held.store.disk_bytes,
         }
-        checkpoints = Checkpoints(job) if job.checkpoint_url else None
+        machines = machines_of(context.collective)
+        checkpoints = Checkpoints(context, job) if job.checkpoint_url and context.rank == 0 else None
         start = resume(context, held, lambda: checkpoints.latest() if checkpoints else None)
         if start.state is not None and team.keeps_lanes:
             team.restore(decode_state(start.state))
@@ -87,7 +89,7 @@ def program(context: RankContext) -> bytes:
         if isinstance(strategy, AsynchronousConfig):
             ranks = Ranks(context, job, held, room(), passes, streams, strategy.staleness, context.arguments["step_s"])
         if context.rank == 0:
-            result = _lead(context, job, setting, team, moments, tell, start, checkpoints, ranks)
+            result = _lead(context, job, setting, team, moments, tell, start, checkpoints, machines, ranks)
             return encode_state({**result, "rank": {**used, "compute_s": team.compute_s}})
         if ranks is not None:
             follow(ranks)
@@ -139,6 +141,7 @@ def _lead(
     tell: Telling,
     resumption: Resumption,
     checkpoints: Checkpoints | None,
+    machines: list[dict[str, Any]],
     ranks: Ranks | None,
 ) -> dict[str, Any]:
     params, features, outputs = job.params, len(job.data.features.names), setting.loss.outputs
@@ -156,8 +159,12 @@ def _lead(
     weights = np.zeros((outputs, features + 1))
     if params.fit_intercept:
         weights[:, -1] = setting.start
-    watch = Watching(context, job, team, tell, setting.unit, solver, params, resumption, checkpoints)
-    start = {"weights": weights.reshape(-1)} if resumption.state is None else decode_state(resumption.state)
+    certificate = Certificate("epoch", objective.steps_per_epoch) if solver in MINI_BATCH else Certificate("step")
+    certificate.note_machines(context.formation, machines)
+    watch = Watching(context, job, team, tell, setting.unit, solver, params, resumption, checkpoints, certificate)
+    start = {"weights": weights.reshape(-1)}
+    if resumption.state is not None:
+        start = watch.go_on(decode_state(resumption.state))
     began = time.monotonic()
     told: dict[str, Any] = {}
     with watch.keeping():
@@ -178,6 +185,7 @@ def _lead(
         )
     end = {**ending(objective, setting, outcome, job.data.features.names), **told}
     team.end()
+    watch.finish()
     fit_s = time.monotonic() - began
     return _result(job, setting, moments, outcome, solver, watch, fit_s, tell.rows, end)
 
@@ -199,6 +207,14 @@ def _measured(objective: MeanObjective, outcome: Outcome) -> Outcome:
     residual = float(np.abs(gradient).max())
     value = loss + objective.l1 * float(inner)
     return Outcome(outcome.weights, value, residual, outcome.steps, outcome.reason, outcome.converged, outcome.history)
+
+
+def _certificate(job: Job, watch: Watching, outcome: Outcome) -> dict[str, Any]:
+    """State the bits of a training that comes to the same ones whoever takes part."""
+    strategy = job.config.strategy
+    if isinstance(strategy, AsynchronousConfig) and strategy.staleness:
+        return {}
+    return {"certificate": watch.certificate.seal(outcome.weights, job.identity)}
 
 
 def _descent(job: Job, solver: str) -> Descent:
@@ -247,6 +263,7 @@ def _result(
         "fit_s": fit_s,
         "passes": rows_passed / moments.rows,
         **end,
+        **_certificate(job, watch, outcome),
     }
     return {
         "summary": summary,

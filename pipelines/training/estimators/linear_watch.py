@@ -12,13 +12,16 @@ import numpy as np
 
 from pipelines.errors import TrainingError
 from pipelines.storage import open_store
+from pipelines.training.certificate import Certificate
 from pipelines.training.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
+from pipelines.training.estimators.linear import FAMILY
 from pipelines.training.estimators.linear_params import LinearParams
 from pipelines.training.estimators.linear_setting import Job
 from pipelines.training.gang import RankContext, StopRequested
 from pipelines.training.holding import Holding, Resumption
 from pipelines.training.optimisers import Step
 from pipelines.training.optimisers.oracle import State
+from pipelines.training.saving import Saver
 from pipelines.training.state import encode_state
 
 logger = logging.getLogger(__name__)
@@ -32,6 +35,13 @@ SHARE_S = 0.5
 """Between two states that rank 0 gives to the others: so much is done again when rank 0 is lost."""
 SHARE_COST = 0.02
 """The share of the time that this may cost; with large states it is done less often."""
+STOP_S = 15.0
+"""For the last checkpoint to be written when the training is stopped: less than `Deadlines.grace_s`."""
+END_S = 30.0
+"""For a checkpoint that is being written when the training is done: nobody removes the run's checkpoints before."""
+_SAVER = "checkpoints"
+_OWN = "_certificate"
+_SAVED = "_checkpoints"
 
 
 class Telling:
@@ -77,20 +87,24 @@ class Telling:
 
 
 class Checkpoints:
-    """A training's states on an object store."""
+    """A training's states on an object store. A process has one `Saver` for all formations: writes never overlap."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, context: RankContext, job: Job) -> None:
         assert job.checkpoint_url is not None
         self._store, self._keep = open_store(job.checkpoint_url), job.config.checkpoint.keep
-        self._prefix = f"linear-{job.identity[:24]}"
+        self._prefix = f"{FAMILY}-{job.identity[:24]}"
+        self._report = context.report
+        self.saver: Saver = context.kept.values.setdefault(_SAVER, Saver(self._save, self._notice))
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest one that is intact."""
-        return latest_checkpoint(self._store, self._prefix)
+        """Return the newest one that is intact; others are told about."""
+        return latest_checkpoint(self._store, self._prefix, on_damage=self._notice)
 
-    def save(self, step: int, state: bytes) -> None:
-        """Save one, and remove old ones."""
+    def _save(self, step: int, state: bytes) -> None:
         save_checkpoint(self._store, self._prefix, step, state, keep=self._keep)
+
+    def _notice(self, text: str) -> None:
+        self._report({"unit": "notice", "text": text})
 
 
 class Crew(Protocol):
@@ -130,25 +144,36 @@ class Watching:
         params: LinearParams,
         resumption: Resumption,
         checkpoints: Checkpoints | None,
+        certificate: Certificate,
     ) -> None:
         self._context, self._job, self._tell, self._unit = context, job, tell, unit
         self.team = team
         self._total = params.max_iter if solver in ("newton", "lbfgs", "owlqn") else None
-        self._checkpoints = checkpoints
+        self._checkpoints, self.certificate = checkpoints, certificate
         self._saved_at, self._saved_step = time.monotonic(), max(0, resumption.step)
         self._shared_at = self._committed_at = time.monotonic()
         self._share_s = SHARE_S
         self._newest: tuple[int, State] | None = None
         self.resumed_from = resumption.step if resumption.state is not None else None
-        self.saved = 0
+        self._saved_before = 0
         team.number = max(0, resumption.step)
-        if resumption.state is not None:
-            logger.info("training goes on from step %d; %d are done again", resumption.step, resumption.lost_steps)
-            self._report_resumption(resumption)
+        logger.info("training begins after step %d; %d are done again", team.number, resumption.lost_steps)
+        word = {"unit": "began", "formation": context.formation, "step": team.number}
+        cost = {"lost_steps": resumption.lost_steps, "lost_s": round(resumption.lost_s, 3)}
+        context.report({**word, **cost, "stored": resumption.stored, "saved_at": resumption.saved_at})
 
-    def _report_resumption(self, resumption: Resumption) -> None:
-        found = {"step": resumption.step, "lost_steps": resumption.lost_steps, "lost_s": resumption.lost_s}
-        self._context.report({"unit": "resumed", **found, "stored": resumption.stored})
+    @property
+    def saved(self) -> int:
+        """Checkpoints that were saved, also by leaders before, as far as their last state tells."""
+        return self._saved_before + (self._checkpoints.saver.saved if self._checkpoints else 0)
+
+    def go_on(self, state: State) -> State:
+        """Take what is ours out of a state that is gone on from; returns the optimiser's."""
+        state = dict(state)
+        self.certificate.go_on(state.pop(_OWN))
+        # The saver of a process that has led before has counted its own.
+        self._saved_before = max(0, int(state.pop(_SAVED)) - self.saved)
+        return state
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
@@ -159,8 +184,16 @@ class Watching:
             # What ranks keep for their lanes may be lost with them: only states that were shared are whole then.
             if self._newest is not None and not self.team.keeps_lanes:
                 step, state = self._newest
-                self.team.held.keep(step, encode_state(state))
+                self.team.held.keep(step, self._encoded(state))
             raise
+
+    def _encoded(self, state: State) -> bytes:
+        return encode_state({**state, _OWN: self.certificate.to_plain(), _SAVED: self.saved})
+
+    def finish(self) -> None:
+        """Let the last checkpoint be written, for so long."""
+        if self._checkpoints is not None:
+            self._checkpoints.saver.finish(END_S)
 
     def __call__(self, step: Step, state: Any) -> None:
         if not np.isfinite(step.loss):
@@ -172,6 +205,7 @@ class Watching:
         metrics = {"loss": step.loss * self._unit, "gradient": step.residual, **step.extra}
         self._tell.stepped("step", step.number, self._total or 0, metrics)
         self._newest = step.number, state()
+        self.certificate.note(step.number, self._newest[1]["weights"])
         self.team.number = step.number
         now = time.monotonic()
         stopping = self._context.stop_requested()
@@ -181,6 +215,9 @@ class Watching:
             self._committed_at = now
             self._context.committed(step.number)
         if stopping:
+            if self._checkpoints is not None and not self._checkpoints.saver.finish(STOP_S):
+                text = f"the last checkpoint was not written within {STOP_S:g} s; an earlier one is gone on from"
+                self._context.report({"unit": "notice", "text": text})
             self.team.stop()
         if self._context.regroup_requested():
             if self.team.keeps_lanes:
@@ -193,16 +230,15 @@ class Watching:
         assert self._checkpoints is not None
         assert self._newest is not None
         step, state = self._newest
-        self._checkpoints.save(step, encode_state({**state, **self.team.lane_state()}))
+        self._checkpoints.saver.offer(step, self._encoded({**state, **self.team.lane_state()}))
         self._saved_at, self._saved_step = time.monotonic(), step
-        self.saved += 1
 
     def _share(self) -> None:
         """Give everybody the state, as often as that costs a small part of the time."""
         assert self._newest is not None
         step, state = self._newest
         began = time.monotonic()
-        self.team.keep(step, encode_state({**state, **self.team.lane_state()}))
+        self.team.keep(step, self._encoded({**state, **self.team.lane_state()}))
         self._shared_at = time.monotonic()
         self._share_s = max(SHARE_S, (self._shared_at - began) / SHARE_COST)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from pipelines.errors import NotFoundError
+from pipelines.training.happenings import Happened, ignore
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pipelines.training.config import TrainConfig
     from pipelines.training.data import TrainingData
     from pipelines.training.fit import Fit, Progress
-    from pipelines.training.gang import Deadlines
+    from pipelines.training.gang import Deadlines, Strikes
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class FitRequest:
     report: Callable[[Progress], None]
     deadlines: Deadlines
     stop: threading.Event
+    happened: Happened = field(default=ignore)
+    resuming: bool = False
+    strikes: Strikes | None = None
 
 
 class Estimator(Protocol):
@@ -83,6 +87,14 @@ class LearnsSeveral(Protocol):
 def learns_several(estimator: Estimator) -> bool:
     """Say whether an estimator takes a label of several columns."""
     return isinstance(estimator, LearnsSeveral) and estimator.several_labels
+
+
+@runtime_checkable
+class SurvivesLosses(Protocol):
+    """An estimator whose training goes on when ranks are lost, and grows when workers come."""
+
+    @property
+    def survives_losses(self) -> bool: ...
 
 
 ESTIMATORS = {

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.training.gang import events, wire
-from pipelines.training.gang.events import Cause, Event, Introduce, Kill, Order, Recruit, Tell
+from pipelines.training.gang.events import Cause, Event, Introduce, Kill, Order, Recruit, Strike, Tell
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +100,8 @@ class Coordinator:
                     self._send("member", member, {"kind": word, "reason": reason})
                 case Kill(member):
                     self._send("watcher", member, {"kind": "kill"})
+                case Strike(member, harm, factor):
+                    self._send("watcher", member, {"kind": "strike", "harm": harm, "factor": factor})
                 case Recruit():
                     raise ValueError("calling for members is the launcher's work")
 

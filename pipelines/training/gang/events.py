@@ -186,4 +186,16 @@ class Kill:
     member: int
 
 
-Order: TypeAlias = Recruit | Introduce | Tell | Kill
+@dataclass(frozen=True)
+class Strike:
+    """Make a member's watcher harm it on purpose: ``kill`` it, ``stop`` it, ``slow`` it, or end its own ``worker``.
+
+    Whatever comes of it, the gang hears and judges as it would without having asked for it.
+    """
+
+    member: int
+    harm: str
+    factor: float = 1.0
+
+
+Order: TypeAlias = Recruit | Introduce | Tell | Kill | Strike

@@ -196,6 +196,18 @@ class Membership:
         """Return the members that have not arrived."""
         return [member.number for member in self._there() if member.state is State.COMING]
 
+    @property
+    def broken(self) -> int:
+        """How many formations have broken in a row without a step between them."""
+        return self._broken
+
+    def at_work(self) -> list[tuple[int, str]]:
+        """Return members and workers of the ranks that work in the formation now, by rank; none between formations."""
+        if self.phase is not Phase.RUNNING or self._leader_returned():
+            return []
+        formed = self._formed()
+        return [(each.number, each.worker) for each in formed if each.state is State.ACTIVE and not each.lost]
+
     def verdict(self) -> Trouble | None:
         """Return the cause of the failure: the earliest, where a killed rank counts as earlier than complaints."""
         return min(self.troubles, key=_blame, default=None)

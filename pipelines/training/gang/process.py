@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ _ONE_THREAD = (
 _ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(32 << 20), "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 _DASKS_TRIM_THRESHOLD = "65536"
 """What Dask sets for its workers: glibc gives every freed page back at once, and ranks would fault them in again."""
+_TURN_S = 0.1
+"""How long a slowed process's turns last, running and stopped together."""
 _PR_SET_PDEATHSIG = 1
 _MARK = "MUTIRAO_RANK"
 """Environment variable by which all processes of a rank are found, also those that it has orphaned."""
@@ -158,6 +161,14 @@ def kill_tree(process: subprocess.Popen[bytes], mark: str) -> None:
         if not family:
             break
     process.wait()
+
+
+def slow(process: subprocess.Popen[bytes], factor: float, over: threading.Event) -> None:
+    """Let a process run for a part of the time only, until it ends or `over` is set: it gets `factor` times slower."""
+    while process.poll() is None and not over.wait(_TURN_S / factor):
+        process.send_signal(signal.SIGSTOP)
+        over.wait(_TURN_S * (1 - 1 / factor))
+        process.send_signal(signal.SIGCONT)
 
 
 def _marked(mark: str) -> list[psutil.Process]:

@@ -31,6 +31,7 @@ from pipelines.training.gang.events import (
 from pipelines.training.gang.launch import DaskLauncher, Launcher, LocalLauncher
 from pipelines.training.gang.membership import Membership, Phase, Sizes, Trouble
 from pipelines.training.gang.queue import Place, turn
+from pipelines.training.gang.strikes import Strikes
 from pipelines.training.gang.watcher import Launch
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Loss:
     worker: str
     cause: str
     text: str
+    at: float = 0.0
+    """Seconds since the epoch."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ def run_gang(
     on_message: Callable[[int, dict[str, Any]], None] | None = None,
     on_wait: Callable[[Place], None] | None = None,
     on_loss: Callable[[Loss], None] | None = None,
+    strikes: Strikes | None = None,
     stop: threading.Event | None = None,
     regroup: threading.Event | None = None,
     name: str = "training",
@@ -116,6 +120,8 @@ def run_gang(
         Called while other gangs have the workers, whenever the place in the line changes.
     on_loss : callable ``(loss)``, optional
         Called when a rank was lost and the gang goes on.
+    strikes : Strikes, optional
+        Faults to inject on purpose.
     stop : threading.Event, optional
         Set it to make the ranks write their checkpoint and leave.
     regroup : threading.Event, optional
@@ -177,7 +183,7 @@ def run_gang(
                     start_s=deadlines.start_s,
                 )
                 gang = Membership(sizes, deadlines, time.monotonic())
-                hands = _Hands(gang, coordinator, launcher, first, on_message or _ignore, on_loss or _ignore)
+                hands = _Hands(gang, coordinator, launcher, first, on_message or _ignore, on_loss or _ignore, strikes)
                 interrupted = hands.attend(stop, regroup or threading.Event())
         finally:
             launcher.close()
@@ -200,9 +206,10 @@ class _Hands:
         first: Launch,
         on_message: Callable[[int, dict[str, Any]], None],
         on_loss: Callable[[Loss], None],
+        strikes: Strikes | None,
     ) -> None:
         self._gang, self._coordinator, self._launcher, self._first = gang, coordinator, launcher, first
-        self._on_message, self._on_loss = on_message, on_loss
+        self._on_message, self._on_loss, self._strikes = on_message, on_loss, strikes
         self._members = 0
         self._told = 0
         self._evident = False
@@ -229,12 +236,16 @@ class _Hands:
                     self._handle(RegroupAsked())
                 self._obey(gang.tick(time.monotonic()))
                 self._tell()
+                if self._strikes is not None:
+                    self._obey(self._strikes.due(gang.at_work(), gang.broken))
             except KeyboardInterrupt as error:
                 self._handle(StopAsked(now=interrupted is not None))
                 interrupted = error
         return interrupted if gang.results is None else None
 
     def _handle(self, event: Event) -> None:
+        if self._strikes is not None:
+            self._strikes.hear(event)
         self._obey(self._gang.handle(event, time.monotonic()))
         if isinstance(event, Gone):
             silent = any(each.member == event.member and each.cause is Cause.SILENT for each in self._gang.losses)
@@ -270,7 +281,8 @@ def _packed(deal: Deal, order: Introduce) -> list[bytes]:
 
 
 def _loss(trouble: Trouble) -> Loss:
-    return Loss(trouble.formation, trouble.rank, trouble.worker, trouble.cause.value, trouble.text)
+    at = time.time() - (time.monotonic() - trouble.at)
+    return Loss(trouble.formation, trouble.rank, trouble.worker, trouble.cause.value, trouble.text, round(at, 3))
 
 
 def _failure(gang: Membership, name: str) -> MutiraoError:

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -19,7 +20,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,8 @@ class _Watch:
         self._launch, self._site, self._connection, self._scratch = launch, site, connection, scratch
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._peak = 0
+        self._slowing: threading.Thread | None = None
+        self._slowed = threading.Event()
         self._mark = secrets.token_hex(8)
 
     def run(self) -> None:
@@ -106,6 +109,7 @@ class _Watch:
             exit_record = self._attend(child)
         finally:
             process.kill_tree(child, self._mark)
+            self._end_slowing()
             drain.join(timeout=5)
             assert child.stdin is not None
             assert child.stdout is not None
@@ -145,6 +149,8 @@ class _Watch:
                     "text": process.describe_exit(code),
                 }
             vitals = process.measure(child.pid)
+            if vitals is not None and self._slowing is not None:
+                vitals = replace(vitals, state="slowed")  # stopped in turns, which is not what a stopped one is
             if vitals is not None:
                 excess = self._excess(vitals.rss_bytes)
                 if excess:
@@ -170,9 +176,34 @@ class _Watch:
         except (OSError, wire.Malformed):
             logger.info("member %d: the coordinator has closed the connection, ending it", self._launch.member)
             return False
-        if frame is not None and frame[0].get("kind") == "kill":
-            process.kill_tree(child, self._mark)
+        match frame and frame[0]:
+            case {"kind": "kill"}:
+                process.kill_tree(child, self._mark)
+            case {"kind": "strike", "harm": harm, "factor": factor}:
+                self._strike(child, str(harm), float(factor))
         return True
+
+    def _strike(self, child: subprocess.Popen[bytes], harm: str, factor: float) -> None:
+        """Harm the member as it was asked for; what comes of it is noticed as if nobody had."""
+        logger.warning("member %d: injecting a fault: %s", self._launch.member, harm)
+        match harm:
+            case "kill":
+                child.kill()
+            case "stop":
+                self._end_slowing()  # which would let it go on again
+                child.send_signal(signal.SIGSTOP)
+            case "slow" if self._slowing is None:
+                arguments = (child, factor, self._slowed)
+                self._slowing = threading.Thread(target=process.slow, args=arguments, daemon=True, name="slowing")
+                self._slowing.start()
+            case "worker" if self._site.own_rss_bytes:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _end_slowing(self) -> None:
+        if self._slowing is not None:
+            self._slowed.set()
+            self._slowing.join()
+            self._slowing = None
 
     def _say(self, message: dict[str, Any]) -> None:
         with suppress(OSError):  # the next receive notices the end of the connection

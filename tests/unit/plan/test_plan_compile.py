@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.cli.plan_view import show_plan
 from pipelines.errors import SpecError
 from pipelines.plan import Plan, compile_plan
 from pipelines.spec import Places, load_spec
@@ -76,3 +77,35 @@ def test_an_edited_module_of_the_users_is_another_estimator(tmp_path: Path, monk
     (tmp_path / "some_stage.py").write_text("def f(context): return 2\n")
     assert source_digest("some_stage:f") != before
     assert source_digest("no_such_module_at_all:f") == ""
+
+
+@pytest.mark.parametrize(
+    ("train", "cluster", "expected", "words"),
+    [
+        ({}, {"workers": 2}, (2, 1, 2), "2 × 1 thread at the start; after losses it goes on with 1 or more"),
+        (
+            {"min_workers": 2},
+            {"workers": 2, "max_workers": 4},
+            (2, 2, 4),
+            "grows to 4; after losses it goes on with no",
+        ),
+        ({"min_workers": 3}, {"workers": 2, "max_workers": 4}, (3, 3, 4), "3 × 1 thread at the start, grows to 4"),
+        ({"max_workers": 1}, {"workers": 2}, (1, 1, 1), "no fewer than 1"),
+        ({"estimator": "xgboost"}, {"workers": 2}, (2, None, 2), "losing one ends the training"),
+    ],
+)
+def test_a_plan_says_with_how_many_ranks_a_training_starts_grows_and_goes_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    train: dict[str, Any],
+    cluster: dict[str, Any],
+    expected: tuple[int, int | None, int],
+    words: str,
+) -> None:
+    write(tmp_path / "data", 100)
+    monkeypatch.chdir(tmp_path)
+    made = plan(tmp_path, train={"estimator": "logistic_regression"} | train, cluster=cluster)
+    assert (made.ranks, made.least, made.most) == expected
+    show_plan(made)
+    assert words in capsys.readouterr().out

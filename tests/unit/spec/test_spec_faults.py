@@ -79,6 +79,11 @@ def test_lines_of_the_file_are_named(tmp_path: Path) -> None:
         ({"split": {"validation": 0}, "evaluate": {"threshold": "f1"}}, "evaluate.threshold", "split.validation is 0"),
         ({"split": {"validation": 0}, "evaluate": {"calibrate": "sigmoid"}}, "evaluate.calibrate", "validation rows"),
         ({"features": []}, "features", "at least 1 item"),
+        (
+            {"train": {"estimator": "logistic_regression", "min_workers": 3}, "cluster": {"workers": 2}},
+            "train.min_workers",
+            "needs 3 workers, and the cluster has at most 2",
+        ),
         ({"train": {"estimator": "logistic_regression", "params": {"l3": 1}}}, "train.params.l3", "l1_ratio"),
     ],
 )
