@@ -65,8 +65,11 @@ def test_checkpoints_are_saved_every_so_many_steps(trainer: Any, data: TrainingD
     params = {"solver": "sgd", "batch_rows": 200, "epochs": 4}
     steps = {"every": "5 steps", "keep": 2}
     found = trainer.fit(data, params, checkpoint_url=str(tmp_path / "c"), checkpoint=steps)
-    assert found.summary["checkpoints"] == found.summary["n_iter"] // 5
-    assert len(list((tmp_path / "c").rglob("*.json"))) == 2
+    # A state that still waits to be written when the next one is due gives way to it; the last one is always there.
+    assert 1 <= found.summary["checkpoints"] <= found.summary["n_iter"] // 5
+    commits = sorted(path.name for path in (tmp_path / "c").rglob("*.json"))
+    assert 1 <= len(commits) <= 2
+    assert commits[0] == f"{10**10 - found.summary['n_iter'] // 5 * 5:011d}.json"
 
 
 def test_a_checkpoint_of_another_configuration_is_not_gone_on_from(
@@ -106,7 +109,7 @@ def test_the_summary_says_what_happened(trainer: Any, data: TrainingData) -> Non
     assert summary["l2"] == pytest.approx(1 / summary["rows"])
     assert [rank["rank"] for rank in summary["ranks"]] == [0, 1]
     assert json.loads(found.files["linear.json"]) == {"link": "logistic", "schema_number": 1}
-    assert {message["unit"] for message in trainer.messages} == {"load", "began", "step"}
+    assert {message["unit"] for message in trainer.messages} == {"load", "began", "pace", "step"}
 
 
 def test_more_ranks_than_lanes_are_not_started(trainer: Any, data: TrainingData) -> None:

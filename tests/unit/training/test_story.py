@@ -109,7 +109,8 @@ def test_the_sum_counts_what_was_done_again_after_losses_only(told: Listener) ->
     told.form(2, 1)
     told.begin(2, 20, lost=3)
     loss = Loss(1, 1, "w", "killed", "text", 1.0)
-    found: dict[str, Any] = history(GangResult([b""], 2, (loss,), (0.25,)), told.story.resumptions)
+    found: dict[str, Any] = history(GangResult([b""], 2, (loss,), (0.25,)), told.story.resumptions, {2: 3.14159})
     assert (found["formations"], found["lost_steps"], found["lost_s"]) == (2, 3, 1.75)
     assert found["losses"][0]["at"] == 1.0
     assert len(found["resumptions"]) == 2
+    assert found["stragglers"] == {"2": 3.14}
