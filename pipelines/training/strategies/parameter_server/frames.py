@@ -39,7 +39,7 @@ class Kind(IntEnum):
     FAILED = 3
     """Why it can't go on, in words: the whole run from the arbiter, one request from a server."""
     STOP = 4
-    """Arbiter to servers: the work is done."""
+    """Arbiter to servers: the work is done. To clients: no more updates are wanted."""
     BEAT = 5
     """Server to arbiter, and back: both are alive."""
     PULL = 10

@@ -11,9 +11,10 @@ from scipy.sparse import csr_matrix, random_array
 
 from pipelines.errors import UsageError
 from pipelines.training.blocks import SparseBlock
-from pipelines.training.objectives import Logistic, Loss, Multinomial, Squared
+from pipelines.training.objectives import Logistic, Loss, Multinomial
 from pipelines.training.strategies.parameter_server.batch import Objective, evaluate, prepare, unique
 from pipelines.training.strategies.parameter_server.layout import Layout
+from pipelines.training.value_losses import Squared
 
 FEATURES = 40
 
