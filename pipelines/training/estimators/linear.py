@@ -13,8 +13,9 @@ from pipelines.errors import UsageError
 from pipelines.training.config import SynchronousConfig, TrainConfig
 from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.linear_losses import refuse_labels
-from pipelines.training.estimators.linear_params import MINI_BATCH, LinearParams, params_of
+from pipelines.training.estimators.linear_params import MINI_BATCH, SERVED, LinearParams, params_of
 from pipelines.training.estimators.registry import FitRequest
+from pipelines.training.estimators.served_params import refuse_parameters, refuse_several
 from pipelines.training.fit import Fit, Progress
 from pipelines.training.gang import GangResult, Sizes, run_gang
 from pipelines.training.lanes import deal_lanes, default_lanes, make_lanes
@@ -37,6 +38,10 @@ class LinearEstimator:
         if config.class_weight is not None and "regression" in self.label_kinds:
             raise ValueError("class_weight needs classes; linear regression has none")
         return params
+
+    def check_target(self, config: TrainConfig, kind: str) -> None:
+        """Refuse a kind of label that the strategy can't learn; `SpecError`."""
+        refuse_several(config, kind)
 
     @property
     def several_labels(self) -> bool:
@@ -62,12 +67,21 @@ class LinearEstimator:
         # Refused before anything is started.
         class_factors(request.config.class_weight, request.data.target)
         refuse_labels(params, request.data.target)
+        refuse_several(request.config, kind, request.data.labels)
+        if request.config.strategy.name == "parameter_server":
+            from pipelines.training.estimators.served import fit_served
+
+            return fit_served(request, params)
         return _fit(request)
 
 
 def refuse_strategy(config: TrainConfig, params: LinearParams) -> None:
     """Raise ``ValueError`` when the solver can't do what the strategy asks for."""
     strategy = config.strategy
+    if strategy.name == "parameter_server":
+        refuse_parameters(params)
+    elif params.solver in SERVED and params.solver not in MINI_BATCH:
+        raise ValueError(f"solver: {params.solver} is a parameter server's; set strategy: parameter_server")
     if isinstance(strategy, SynchronousConfig) and params.solver not in MINI_BATCH and strategy.batches_only:
         names = ", ".join(strategy.batches_only)
         raise ValueError(f"strategy.{names} is for mini-batches; set params.solver: sgd, momentum or adam")
@@ -80,7 +94,7 @@ SVM = LinearEstimator(("binary", "multiclass"))
 
 def _fit(request: FitRequest) -> Fit:
     dealer = Dealer(request)
-    reporter = _Reporter(request.report, (request.data.rows or {}).get("train"))
+    reporter = Reporter(request.report, (request.data.rows or {}).get("train"))
     began = time.monotonic()
     gang = run_gang(
         request.client,
@@ -107,11 +121,13 @@ class Dealer:
         self._lanes = make_lanes(data.shards, config.lanes or default_lanes(max(request.ranks, request.max_ranks)))
         self.ranks = min(request.ranks, len(self._lanes))
         self.most = max(self.ranks, min(request.max_ranks, len(self._lanes)))
+        self.lanes = len(self._lanes)
+        self.identity = identity(request, self.lanes)
         self._common = {
             "config": codec.to_plain(config),
             "lanes_total": len(self._lanes),
             "checkpoint_url": request.checkpoint_url,
-            "identity": identity(request, len(self._lanes)),
+            "identity": self.identity,
         }
 
     def arguments(self, holds: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
@@ -125,7 +141,7 @@ class Dealer:
         return found
 
 
-class _Reporter:
+class Reporter:
     """Turns what ranks say into progress: rows loaded are added up over ranks."""
 
     def __init__(self, report: Callable[[Progress], None], rows: int | None) -> None:

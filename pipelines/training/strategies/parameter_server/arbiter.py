@@ -249,7 +249,8 @@ class Arbiter:
         lost = self._servers.pop(number, None)
         if lost is None:
             return
-        logger.warning("server %d, at %s:%d, is lost: %s", number, *lost.address, why)
+        level = logging.INFO if self._halted else logging.WARNING  # at the end servers may go with their ranks
+        logger.log(level, "server %d, at %s:%d, is lost: %s", number, *lost.address, why)
         if self.view is not None:
             view = without(self.view, number)
             self._change(refilled(view) if self._replicas else view)

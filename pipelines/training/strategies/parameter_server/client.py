@@ -183,9 +183,7 @@ class Client:
         """End a `pause`."""
         self._requests.ask_arbiter(Kind.RESUME, 0)
 
-    def snapshot(
-        self, on_paused: Callable[[bytes], object] = lambda said: None
-    ) -> Iterator[tuple[int, Array, Array]]:
+    def snapshot(self, on_paused: Callable[[bytes], object] = lambda said: None) -> Iterator[tuple[int, Array, Array]]:
         """Pause, yield all rows that are not zero in pieces, and resume: a state between two updates.
 
         Parameters
@@ -206,7 +204,9 @@ class Client:
                 length = self._layout.length(shard)
                 for start in range(0, length, PIECE_ROWS):
                     part = frames.RANGE.pack(start, min(start + PIECE_ROWS, length))
-                    yield shard, *frames.any_rows_of(self._call(Kind.READ, shard, (part,)))
+                    keys, rows = frames.any_rows_of(self._call(Kind.READ, shard, (part,)))
+                    if len(keys):
+                        yield shard, keys, rows
         finally:
             self.resume()
 

@@ -59,5 +59,6 @@ class Desk:
                         self._rounds += 1
                         self._turned.notify_all()
             except MutiraoError as error:
-                # Whoever still needs the servers has been told, and says so; after the last step nobody does.
-                logger.info("the arbiter has ended: %s", error)
+                # Whoever needs the servers has been told, and says so; at the end they go with their ranks.
+                if not self._enough():
+                    logger.info("the arbiter has ended: %s", error)
