@@ -221,6 +221,8 @@ class Arbiter:
                 self._on_commit(bytes(frame.body))
         elif frame.kind == Kind.RESUME:
             self._turns.resume(stream.name)
+        elif frame.kind == Kind.HEARD:
+            self._hub.send(stream, Kind.HEARD, 0, 0, frame.number)
 
     def _ended(self, stream: Stream) -> None:
         if stream.role == "server":

@@ -167,8 +167,10 @@ class Client:
         return turn
 
     def flush(self) -> None:
-        """Wait until all servers, replicas included, have all updates."""
+        """Wait until all servers, replicas included, have all updates, and the arbiter knows."""
         self._requests.until(lambda: not self._uncommitted, self._limits.failover_s, "updates to be applied")
+        # Whoever closes a connection with words unread takes its own last words back: commits would be lost.
+        self._ask(Kind.HEARD, self._requests.next(), "the arbiter to hear of updates")
 
     def pause(self) -> bytes:
         """Keep every client from updating, and wait until what is on its way is committed. Own updates come first.

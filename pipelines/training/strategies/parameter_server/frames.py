@@ -75,6 +75,8 @@ class Kind(IntEnum):
     PAUSE = 33
     """Client to arbiter: give no turns. Answered in kind when every update that had its turn is committed."""
     RESUME = 34
+    HEARD = 35
+    """Client to arbiter: have you heard all that I have said? Answered in kind."""
 
 
 @dataclass(slots=True)
