@@ -151,6 +151,8 @@ class _Owner:
         return {
             "servers": {"count": self._wanted, "replicas": self._replicas, "lost": self._lost},
             "staleness": {str(each): count for each, count in sorted(arbiter.histogram.items())},
+            # Updates that had their turn and were not heard of any more: their batches were done again.
+            "repeated_batches": arbiter.committed - self._ledger.updates,
         }
 
     def _note_view(self, view: View) -> None:
@@ -205,7 +207,6 @@ def _assemble(gang: GangResult, ledger: Ledger, saved: Saved | None, summary: di
         "history": losses,
         "passes": ledger.rows / found["rows"],
         "rows_seen": ledger.rows,
-        "repeated_batches": ledger.repeated,
         "rows_per_s": ledger.rows_per_s,
         "pulled_bytes": sum(rank["pulled_bytes"] for rank in ranks),
         "pushed_bytes": sum(rank["pushed_bytes"] for rank in ranks),

@@ -3,6 +3,9 @@
 Each update carries a note of the batch that it came of, and the arbiter hands the note over when the update is
 committed. So the account is exactly what the weights have seen, whatever becomes of the rank: a batch is entered once
 it counts, and what was under way when its rank was lost is dealt out again.
+
+None is lost so, and of a rank that dies at most `client.WINDOW` batches are learned twice: before an update gets its
+turn, the arbiter has heard of all that were committed until then.
 """
 
 from __future__ import annotations
@@ -69,8 +72,6 @@ class Ledger:
         self.history: list[float] = []
         """Mean loss of every epoch that is complete, each row's before the update that it took part in."""
         self.rows = 0
-        self.repeated = 0
-        """Batches that were entered twice: their rank was lost after one update of them, before it was known."""
         self.updates = 0
         self.reason = ""
         """Why no more updates are wanted; empty while they are."""
@@ -91,9 +92,6 @@ class Ledger:
             self.rows += note.rows
             self.updates += 1
             lane = self._lanes[note.lane]
-            if note.batch < lane.next or note.batch in lane.ahead:
-                self.repeated += 1
-                return
             lane.ahead.add(note.batch)
             while lane.next in lane.ahead:
                 lane.ahead.remove(lane.next)
@@ -144,7 +142,6 @@ class Ledger:
                 "done": list(self._done),
                 "history": list(self.history),
                 "rows": self.rows,
-                "repeated": self.repeated,
                 "updates": self.updates,
                 "reason": self.reason,
             }
@@ -155,7 +152,7 @@ class Ledger:
             self._lanes = [_Lane(batches, first, set(ahead)) for batches, first, ahead in plain["lanes"]]
             self._sums, self._done = [list(pair) for pair in plain["sums"]], list(plain["done"])
             self.history, self.reason = list(plain["history"]), str(plain["reason"])
-            self.rows, self.repeated, self.updates = plain["rows"], plain["repeated"], plain["updates"]
+            self.rows, self.updates = plain["rows"], plain["updates"]
 
     def _close_epochs(self) -> None:
         counts = [lane.batches for lane in self._lanes]
