@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ class ServedCheckpoints:
         StorageError
             Earlier checkpoints are untouched.
         """
-        name = f"{_FIRST - update:011d}"
+        files, name = list(files), f"{_FIRST - update:011d}"
         folder, parts = f"{self._prefix}/parts/{name}-{secrets.token_hex(4)}", []
         for number, path in enumerate(files):
             data = path.read_bytes()
@@ -96,6 +97,8 @@ class ServedCheckpoints:
             key = f"{folder}/{number:05d}"
             self._store.replace(key, data)
             parts.append(Part(key, digest(data), len(data)))
+        for emptied in {path.parent for path in files}:
+            emptied.rmdir()
         self._store.replace(f"{self._prefix}/commits/{name}.json", dump(Saved(_SCHEMA, update, account, tuple(parts))))
         self._collect(folder)
 
@@ -143,13 +146,13 @@ class ServedCheckpoints:
 
 
 def spill(pieces: Iterable[Piece], layout: Layout, scratch: Path) -> list[Path]:
-    """Write a snapshot to files of about `PART_BYTES` in `scratch`; returns them."""
+    """Write a snapshot to files of about `PART_BYTES` in a new folder of `scratch`; returns them."""
+    folder = Path(mkdtemp(prefix="snapshot.", dir=scratch))
     files: list[Path] = []
     size = PART_BYTES
     for shard, keys, rows in pieces:
         if size >= PART_BYTES:
-            files.append(scratch / f"snapshot-{len(files):05d}")
-            files[-1].unlink(missing_ok=True)
+            files.append(folder / f"{len(files):05d}")
             size = 0
         with files[-1].open("ab") as file:
             np.save(file, (keys.astype(np.int64) + layout.bounds[shard]).astype(np.int32), allow_pickle=False)

@@ -215,8 +215,10 @@ def _train(
     if b"done" not in context.collective.allgather(b"done" if client.halted else b"stopped"):
         if checkpoints is not None:
             watch.save()
+            watch.finish()
         context.collective.barrier()
         raise StopRequested
+    watch.finish()
     return model_of(job, setting, moments, client, servers) if leads else None
 
 

@@ -9,6 +9,7 @@ import time
 from pipelines.training.estimators.linear_setting import Job
 from pipelines.training.estimators.linear_watch import COMMIT_S
 from pipelines.training.estimators.served_checkpoint import ServedCheckpoints, spill
+from pipelines.training.estimators.served_upload import Uploads
 from pipelines.training.gang import RankContext
 from pipelines.training.strategies.parameter_server import Client
 from pipelines.training.strategies.parameter_server.hosting import Hosting, Servers
@@ -44,6 +45,7 @@ class ServedWatch:
         self._checkpoints, self._every, self._unit = checkpoints, job.config.checkpoint, unit
         self._saved_at = self._told_at = time.monotonic()
         self._saved_update: int | None = None
+        self._uploads: Uploads[float] = Uploads.of(context)
 
     def pushed(self, done: Done) -> None:
         """Note an update."""
@@ -55,7 +57,8 @@ class ServedWatch:
             self._context.committed(done.turn)
             self._context.report({"unit": "tick", "scale": self._unit})
         self._hosting.mend(self._servers)
-        if self._checkpoints is not None and self._due(done.turn, now):
+        self._note_upload()
+        if self._checkpoints is not None and not self._uploads.busy and self._due(done.turn, now):
             self.save()
 
     def idle(self) -> None:
@@ -65,25 +68,42 @@ class ServedWatch:
             self._told_at = now
             self._context.report({"unit": "tick", "scale": self._unit})
         self._hosting.mend(self._servers)
-        if (
-            self._checkpoints is not None
-            and self._every.every_s is not None
-            and now - self._saved_at >= self._every.every_s
-        ):
+        self._note_upload()
+        every_s = self._every.every_s
+        timed = every_s is not None and now - self._saved_at >= every_s
+        if self._checkpoints is not None and not self._uploads.busy and timed:
             self.save()
 
     def save(self) -> None:
-        """Save a state between two updates. All updates wait while it is written to this rank's disk."""
-        assert self._checkpoints is not None
+        """Save a state between two updates: all wait while it is written to this rank's disk, not while it is stored.
+
+        Storing is over when `finish` has returned.
+        """
+        checkpoints = self._checkpoints
+        assert checkpoints is not None
+        self._note_upload(wait=True)
         began = time.monotonic()
         said: list[bytes] = []
         files = spill(self._client.snapshot(said.append), self._servers.layout, self._context.scratch)
         paused_s = time.monotonic() - began
         account = json.loads(said[0])
-        self._checkpoints.save(account["updates"], account, files)
+
+        def store() -> float:
+            checkpoints.save(account["updates"], account, files)
+            return paused_s
+
+        self._uploads.begin(store)
         self._saved_at, self._saved_update = time.monotonic(), account["updates"]
-        logger.info("update %d saved, all waited for %.2f s", account["updates"], paused_s)
-        self._context.report({"unit": "saved", "paused_s": paused_s})
+        logger.info("update %d is being saved, all waited for %.2f s", account["updates"], paused_s)
+
+    def finish(self) -> None:
+        """Wait until what is being saved is stored."""
+        self._note_upload(wait=True)
+
+    def _note_upload(self, *, wait: bool = False) -> None:
+        paused_s = self._uploads.take(wait=wait)
+        if paused_s is not None:
+            self._context.report({"unit": "saved", "paused_s": paused_s})
 
     def _due(self, update: int, now: float) -> bool:
         if self._every.every_s is not None:
