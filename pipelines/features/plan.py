@@ -39,6 +39,7 @@ from pipelines.features.steps import (
     Step,
     output_names,
     output_type,
+    output_width,
     unique_names,
 )
 from pipelines.features.stored import Stored, read_files, write_files
@@ -80,6 +81,11 @@ class FeaturePlan:
     def names(self) -> tuple[str, ...]:
         """Output columns, each named once."""
         return unique_names([name for step in self.steps for name in output_names(step, self.stored.dictionaries)])
+
+    @cached_property
+    def width(self) -> int:
+        """Number of output columns; does not name them, of which there may be millions."""
+        return sum(output_width(step, self.stored.dictionaries) for step in self.steps)
 
     @cached_property
     def types(self) -> tuple[FeatureType, ...]:
@@ -133,7 +139,7 @@ class FeaturePlan:
         if self.sparse:
             if out is not None:
                 raise UsageError("a sparse plan makes its own matrix", remedy="Call transform without out")
-            return stack([self._sparse(part) for part in _batches(batch)], len(self.names))
+            return stack([self._sparse(part) for part in _batches(batch)], self.width)
         matrix = empty_matrix(batch.num_rows, len(self.names)) if out is None else _checked(out, batch, self)
         start = 0
         for part in _batches(batch):

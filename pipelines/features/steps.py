@@ -185,6 +185,13 @@ def output_names(step: Step, dictionaries: Dictionaries) -> tuple[str, ...]:
             return tuple(f"{step.input.name}{label}" for label in _labels(step, dictionaries))
 
 
+def output_width(step: Step, dictionaries: Dictionaries) -> int:
+    """Count a step's output columns."""
+    if isinstance(step, Hashed) and step.layout == "one_hot":
+        return step.buckets
+    return len(output_names(step, dictionaries))
+
+
 def output_type(step: Step) -> FeatureType:
     """Say what XGBoost should take a step's output columns for."""
     return "c" if isinstance(step, Bins | Category | Hashed) and step.layout == "native" else "q"

@@ -52,28 +52,27 @@ class LinearPredictor:
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], n_features: int, n_outputs: int) -> LinearPredictor:
         """Rebuild from ``linear.json``, ``coef.npy``, ``intercept.npy`` and perhaps ``std.npy``."""
-        link = _link(required(files, "linear.json"))
-        coef = _array(files, "coef.npy", (n_outputs, n_features))
-        intercept = _array(files, "intercept.npy", (n_outputs,))
-        std = _array(files, "std.npy", (n_features,)) if "std.npy" in files else None
+        link = read_link(required(files, "linear.json"))
+        coef = read_array(files, "coef.npy", (n_outputs, n_features))
+        intercept = read_array(files, "intercept.npy", (n_outputs,))
+        std = read_array(files, "std.npy", (n_features,)) if "std.npy" in files else None
         return cls(coef, intercept, link, std)
 
     def files(self) -> dict[str, bytes]:
         """Give the files that `from_files` reads."""
         files = {
             "linear.json": canonical({"schema": 1, "link": self.link}),
-            "coef.npy": _npy(self.coef),
-            "intercept.npy": _npy(self.intercept),
+            "coef.npy": npy_bytes(self.coef),
+            "intercept.npy": npy_bytes(self.intercept),
         }
-        return files if self.std is None else files | {"std.npy": _npy(self.std)}
+        return files if self.std is None else files | {"std.npy": npy_bytes(self.std)}
 
     def scores(self, X: Matrix) -> Scores:
         """Score a matrix (rows, features), dense or CSR; a row's scores do not depend on the rows beside it."""
         margins = np.empty((X.shape[0], len(self.coef)))
         for block in row_blocks(X.shape[0], _BLOCK):
             self._margins(X[block], margins[block])
-        mapped = _LINKS[self.link](margins)
-        return mapped[:, 0] if mapped.shape[1] == 1 else mapped
+        return mapped(margins, self.link)
 
     def _margins(self, X: Matrix, out: Scores) -> None:
         if not isinstance(X, np.ndarray):
@@ -100,6 +99,12 @@ class LinearPredictor:
     def describe(self) -> dict[str, Any]:
         """Give the link, the number of weights and how many are not zero."""
         return {"link": self.link, "weights": int(self.coef.size), "nonzero": int(np.count_nonzero(self.coef))}
+
+
+def mapped(margins: Scores, link: str) -> Scores:
+    """Turn margins, shape (rows, outputs), into scores: one output's as shape (rows,)."""
+    found = _LINKS[link](margins)
+    return found[:, 0] if found.shape[1] == 1 else found
 
 
 def _softmax(margins: Scores) -> Scores:
@@ -131,7 +136,8 @@ _LINKS: dict[str, Callable[[Scores], Scores]] = {
 }
 
 
-def _link(text: bytes) -> str:
+def read_link(text: bytes) -> str:
+    """Read ``linear.json``. Raises `CorruptArtifactError`."""
     try:
         link = json.loads(text)["link"]
     except (ValueError, KeyError, TypeError) as error:
@@ -141,18 +147,22 @@ def _link(text: bytes) -> str:
     return str(link)
 
 
-def _npy(array: Scores) -> bytes:
+def npy_bytes(array: np.ndarray) -> bytes:
+    """Write an array in the .npy format."""
     buffer = io.BytesIO()
-    np.save(buffer, np.ascontiguousarray(array, np.float64), allow_pickle=False)
+    np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
     return buffer.getvalue()
 
 
-def _array(files: Mapping[str, bytes], name: str, shape: tuple[int, ...]) -> Scores:
+def read_array(
+    files: Mapping[str, bytes], name: str, shape: tuple[int | None, ...], dtype: Any = np.float64
+) -> np.ndarray:
+    """Read an array of a shape (None: any length) and type. Raises `CorruptArtifactError`."""
     data = required(files, name)
     try:
         array = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise CorruptArtifactError(f"{name} can't be read", found=str(error)) from error
-    if array.shape != shape:
+    if len(array.shape) != len(shape) or any(b not in (None, a) for a, b in zip(array.shape, shape, strict=True)):
         raise CorruptArtifactError(f"{name} has the wrong shape", expected=str(shape), found=str(array.shape))
-    return np.asarray(array, np.float64)
+    return np.asarray(array, dtype)

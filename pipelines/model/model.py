@@ -66,7 +66,7 @@ class Model:
     @classmethod
     def from_fit(cls, fit: Fit, features: FeaturePlan, target: Target) -> Model:
         """Bundle what training gave with the plan and the target that it was trained on."""
-        predictor = load_predictor(fit.kind, fit.files, n_features=len(features.names), n_outputs=target.n_outputs)
+        predictor = load_predictor(fit.kind, fit.files, n_features=features.width, n_outputs=target.n_outputs)
         return cls(features, target, predictor, written_by=_versions(fit.kind))
 
     # --- predicting --------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Model:
             },
             "inputs": {field.name: str(field.type) for field in self.signature_in},
             "outputs": {field.name: str(field.type) for field in self.signature_out},
-            "features": len(self.features.names),
+            "features": self.features.width,
             "predictor": self.predictor.describe(),
             "calibrator": self.calibrator.kind if self.calibrator else None,
             "threshold": self.threshold,
@@ -280,7 +280,7 @@ class Model:
         predictor = load_predictor(
             str(head["kind"]),
             _under(files, "predictor/"),
-            n_features=len(features.names),
+            n_features=features.width,
             n_outputs=target.n_outputs,
         )
         written_by = tuple(sorted((str(k), str(v)) for k, v in head["written_by"].items()))

@@ -43,7 +43,10 @@ class Predictor(Protocol):
 
 def _linear(files: Mapping[str, bytes], n_features: int, n_outputs: int) -> Predictor:
     from pipelines.model.linear import LinearPredictor
+    from pipelines.model.sparse_linear import SparseLinearPredictor
 
+    if "keys.npy" in files:
+        return SparseLinearPredictor.from_files(files, n_features, n_outputs)
     return LinearPredictor.from_files(files, n_features, n_outputs)
 
 

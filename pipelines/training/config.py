@@ -92,9 +92,10 @@ class ParameterServerConfig(Config):
     Parameters
     ----------
     servers : int, optional
-        Default: as many as ranks, at most 8.
+        Default: as many as ranks, at most 8. With copies at most one for each rank.
     replicate : bool
-        Whether each server's weights are kept by a second one, too, so that losing one loses nothing.
+        Whether each server's weights are kept by a second one, too, so that losing one loses nothing. One server has
+        no copy.
     staleness : int, optional
         As with ``asynchronous``; None does not bound it.
     """
@@ -103,6 +104,12 @@ class ParameterServerConfig(Config):
     servers: int | None = Field(default=None, ge=1, le=256)
     replicate: bool = True
     staleness: int | None = Field(default=None, ge=0, le=10_000)
+
+    @model_validator(mode="after")
+    def _refuse_impossible(self) -> Self:
+        if self.servers == 1 and self.replicate and "replicate" in self.model_fields_set:
+            raise ValueError("a copy needs a second server: set servers to 2 at least, or replicate: false")
+        return self
 
 
 class ModelParallelConfig(Config):

@@ -71,6 +71,7 @@ class Holding:
         lanes: Mapping[int, Sequence[int]],
         in_flight_bytes: int,
         on_rows: Callable[[int], None],
+        measured: Callable[[Sequence[Stored], int, int, int], Array] = measure,
     ) -> None:
         """Read the lanes that are not here yet, and give up those that others have now.
 
@@ -80,6 +81,8 @@ class Holding:
             This rank's lanes, each with the places of its shards in ``data.shards``.
         on_rows : callable
             Called with the number of rows so far, after every batch.
+        measured : callable
+            What `measured` holds of each lane.
 
         Raises
         ------
@@ -90,7 +93,7 @@ class Holding:
             self.store.release(self.lanes.pop(number))
             del self.measured[number]
         rows = sum(block.rows for blocks in self.lanes.values() for block in blocks)
-        features, classes = len(data.features.names), len(data.target.classes)
+        features, classes = data.features.width, len(data.target.classes)
 
         def count(more: int) -> None:
             on_rows(rows + more)
@@ -101,7 +104,7 @@ class Holding:
             if number not in self.lanes:
                 shards = [data.shards.shards[place] for place in places]
                 blocks = load_lane(data, shards, self.store, in_flight_bytes, threads=context.threads, on_rows=count)
-                self.measured[number] = measure(blocks, features, classes, data.labels)
+                self.measured[number] = measured(blocks, features, classes, data.labels)
                 self.lanes[number] = blocks
                 rows += sum(block.rows for block in blocks)
             context.kept.holds = tuple(self.lanes)

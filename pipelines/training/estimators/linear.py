@@ -15,8 +15,9 @@ from pipelines.storage import open_store
 from pipelines.training.config import AsynchronousConfig, SynchronousConfig, TrainConfig
 from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.linear_losses import refuse_labels
-from pipelines.training.estimators.linear_params import MINI_BATCH, LinearParams, params_of
+from pipelines.training.estimators.linear_params import MINI_BATCH, SERVED, LinearParams, params_of
 from pipelines.training.estimators.registry import FitRequest
+from pipelines.training.estimators.served_params import refuse_parameters, refuse_several
 from pipelines.training.fit import Fit, Progress
 from pipelines.training.gang import Sizes, run_gang
 from pipelines.training.gang.events import Introduce
@@ -48,6 +49,10 @@ class LinearEstimator:
             raise ValueError("class_weight needs classes; linear regression has none")
         return params
 
+    def check_target(self, config: TrainConfig, kind: str) -> None:
+        """Refuse a kind of label that the strategy can't learn; `SpecError`."""
+        refuse_several(config, kind)
+
     @property
     def several_labels(self) -> bool:
         """Whether it learns several numbers at once."""
@@ -72,12 +77,21 @@ class LinearEstimator:
         # Refused before anything is started.
         class_factors(request.config.class_weight, request.data.target)
         refuse_labels(params, request.data.target)
+        refuse_several(request.config, kind, request.data.labels)
+        if request.config.strategy.name == "parameter_server":
+            from pipelines.training.estimators.served import fit_served
+
+            return fit_served(request, params)
         return _fit(request)
 
 
 def refuse_strategy(config: TrainConfig, params: LinearParams) -> None:
     """Raise ``ValueError`` when the solver can't do what the strategy asks for."""
     strategy = config.strategy
+    if strategy.name == "parameter_server":
+        refuse_parameters(params)
+    elif params.solver in SERVED and params.solver not in MINI_BATCH:
+        raise ValueError(f"solver: {params.solver} is a parameter server's; set strategy: parameter_server")
     if isinstance(strategy, AsynchronousConfig) and params.solver not in MINI_BATCH:
         raise ValueError("strategy: asynchronous goes by mini-batches; set params.solver: sgd, momentum or adam")
     if isinstance(strategy, SynchronousConfig) and params.solver not in MINI_BATCH and strategy.batches_only:
@@ -95,7 +109,7 @@ def _fit(request: FitRequest) -> Fit:
     _settle_identity(request, dealer.identity)
     story = Story(request.happened)
     redeal = regroup if request.config.stragglers == "deal" else None
-    reporter = _Reporter(request.report, (request.data.rows or {}).get("train"), story, redeal)
+    reporter = Reporter(request.report, (request.data.rows or {}).get("train"), story, redeal)
 
     def deal(order: Introduce) -> list[dict[str, Any]]:
         story.formed(order)
@@ -145,7 +159,8 @@ class Dealer:
         self.ranks = min(request.ranks, len(self._lanes))
         self.most = max(self.ranks, min(request.max_ranks, len(self._lanes)))
         self._deals_on_demand = isinstance(config.strategy, AsynchronousConfig)
-        self.identity = identity(request, len(self._lanes))
+        self.lanes = len(self._lanes)
+        self.identity = identity(request, self.lanes)
         self._common = {
             "config": codec.to_plain(config),
             "lanes_total": len(self._lanes),
@@ -167,7 +182,7 @@ class Dealer:
         return found
 
 
-class _Reporter:
+class Reporter:
     """Turns what ranks say into progress: rows loaded are added up over ranks."""
 
     def __init__(

@@ -10,9 +10,11 @@ from pipelines.config import Config
 from pipelines.training.config import TrainConfig
 from pipelines.training.optimisers.schedules import Schedule
 
-Solver = Literal["auto", "lbfgs", "owlqn", "newton", "sgd", "momentum", "adam"]
+Solver = Literal["auto", "lbfgs", "owlqn", "newton", "sgd", "momentum", "adam", "ftrl", "adagrad"]
 
 MINI_BATCH = ("sgd", "momentum", "adam")
+SERVED = ("ftrl", "adagrad", "sgd")
+"""What a parameter server's rules are."""
 _MINI_BATCH_ONLY = (
     "learning_rate", "schedule", "power", "warmup", "momentum", "batch_rows", "epochs",
 )  # fmt: skip
@@ -33,8 +35,9 @@ class LinearParams(Config):
         `l1_ratio`. Default for classifiers when nothing is said: C = 1; linear regression has no penalty then.
     l1_ratio : float
         Share of the 1-norm with `C`.
-    solver : {"auto", "lbfgs", "owlqn", "newton", "sgd", "momentum", "adam"}
-        auto: Newton's method up to 500 weights (not for softmax), else L-BFGS, or OWL-QN with l1.
+    solver : {"auto", "lbfgs", "owlqn", "newton", "sgd", "momentum", "adam", "ftrl", "adagrad"}
+        auto: Newton's method up to 500 weights (not for softmax), else L-BFGS, or OWL-QN with l1. With ``strategy:
+        parameter_server``: ftrl (auto), adagrad or sgd.
     tol : float
         Stop when the largest component of the objective's (sub)gradient is at most this; labels of linear regression
         count in standard deviations (means with a log link). Mini-batch solvers: when the epochs' loss stopped falling
@@ -45,6 +48,12 @@ class LinearParams(Config):
     learning_rate, schedule, power, warmup, momentum, batch_rows, epochs
         Of mini-batch solvers. `warmup` is in steps; `power` is inverse scaling's exponent; a batch of `batch_rows` rows
         takes its share of every lane.
+    alpha, beta : float
+        Of ftrl (McMahan et al., 2013): each weight's learning rate is alpha / (beta + √n), n the sum of its squared
+        gradients. alpha, beta, and with ftrl also l1 and l2, count in gradients *summed* over a mini-batch's rows, as
+        in the paper (its batches have one row), so that they mean the same for any `batch_rows`: l1 is what the sum of
+        a weight's gradients so far must pass for the weight not to be 0. Against a mean of losses that is a penalty of
+        l1 / (rows seen so far), which fades as the training goes on.
     """
 
     l2: float | None = Field(default=None, ge=0)
@@ -62,6 +71,8 @@ class LinearParams(Config):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     batch_rows: int = Field(default=4096, ge=1)
     epochs: int = Field(default=20, ge=1)
+    alpha: float = Field(default=0.1, gt=0)
+    beta: float = Field(default=1.0, gt=0)
 
     @model_validator(mode="after")
     def _refuse_impossible(self) -> Self:
@@ -71,7 +82,7 @@ class LinearParams(Config):
             raise ValueError("l1_ratio shares out C; give C too, or say l1 and l2 themselves")
         if self.solver == "lbfgs" and (self.l1 or self.l1_ratio):
             raise ValueError("lbfgs needs a smooth objective; use solver: auto, owlqn or newton with l1")
-        if self.solver not in MINI_BATCH:
+        if self.solver not in MINI_BATCH + SERVED:
             said = [name for name in _MINI_BATCH_ONLY if name in self.model_fields_set]
             if said:
                 raise ValueError(
@@ -79,7 +90,25 @@ class LinearParams(Config):
                 )
         elif "max_iter" in self.model_fields_set:
             raise ValueError(f"max_iter is not for solver: {self.solver}, which goes through epochs; set epochs")
+        _refuse_others_words(self)
         return self
+
+
+_NOT_WITH = {
+    "ftrl": ("C", "l1_ratio", "learning_rate", "schedule", "power", "warmup", "momentum"),
+    "adagrad": ("l1", "l1_ratio", "schedule", "power", "warmup", "momentum"),
+}
+
+
+def _refuse_others_words(params: LinearParams) -> None:
+    """Refuse what belongs to other rules than a parameter server's, and theirs with others."""
+    said = [name for name in _NOT_WITH.get(params.solver, ()) if name in params.model_fields_set]
+    if said:
+        words = "alpha, beta, l1 and l2" if params.solver == "ftrl" else "learning_rate, l2 or C; l1 with ftrl"
+        raise ValueError(f"{', '.join(said)} can't be used with solver: {params.solver}; it knows {words}")
+    said = [name for name in ("alpha", "beta") if name in params.model_fields_set]
+    if said and params.solver != "ftrl":
+        raise ValueError(f"{', '.join(said)} belong to solver: ftrl, and solver is {params.solver}")
 
 
 ValueLoss = Literal["squared", "huber", "poisson", "gamma", "tweedie", "quantile"]
@@ -149,4 +178,7 @@ PARAMS: dict[str, type[LinearParams]] = {
 
 def params_of(config: TrainConfig) -> LinearParams:
     """Read and check the parameters. Raises ``pydantic.ValidationError``."""
-    return PARAMS[config.estimator].model_validate(config.params)
+    said = config.params
+    if config.strategy.name == "parameter_server" and said.get("solver", "auto") == "auto":
+        said = {**said, "solver": "ftrl"}
+    return PARAMS[config.estimator].model_validate(said)

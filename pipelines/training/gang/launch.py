@@ -108,8 +108,7 @@ class DaskLauncher:
         self._places: dict[int, str] = {}
         self._futures: dict[int, Any] = {}
         self._suspects: dict[str, Any] = {}
-        scheduler = urlsplit(client.scheduler.address).hostname
-        self.host = address_towards(scheduler) if scheduler and "://" in client.scheduler.address else "127.0.0.1"
+        self.host = host_towards(client)
 
     def start(self, count: int, launch: Callable[[], Launch]) -> list[tuple[int, str]]:
         """See `Launcher.start`."""
@@ -198,6 +197,12 @@ class DaskLauncher:
         self._client.cancel(futures, force=True)
         self._futures.clear()
         self._suspects.clear()
+
+
+def host_towards(client: Client) -> str:
+    """Return the address of this process that a cluster's workers can reach."""
+    scheduler = urlsplit(client.scheduler.address).hostname
+    return address_towards(scheduler) if scheduler and "://" in client.scheduler.address else "127.0.0.1"
 
 
 def _watch_on_worker(plain: dict[str, Any]) -> None:

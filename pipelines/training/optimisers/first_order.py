@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +77,14 @@ def descend(oracle: BatchOracle, start: State, watch: Watch, settings: Descent) 
     return Outcome(run.weights, run.last, run.residual, run.number, reason, reason == "tolerance", history)
 
 
+def stopped_falling(history: Sequence[float], tol: float) -> bool:
+    """Say whether the epochs' mean loss has not fallen by the share `tol` of itself for three epochs; never with 0."""
+    if not tol or len(history) <= _PATIENCE:
+        return False
+    before, recent = min(history[:-_PATIENCE]), min(history[-_PATIENCE:])
+    return before - recent <= tol * abs(before)
+
+
 class _Run:
     """Weights, and the rule's memory of past gradients."""
 
@@ -117,10 +126,7 @@ class _Run:
         """Close the epoch; says whether the loss has stopped falling."""
         self.history.append(self._losses / max(self._count, 1))
         self.epoch, self.step, self._losses, self._count = self.epoch + 1, 0, 0.0, 0
-        if not self._settings.tol or len(self.history) <= _PATIENCE:
-            return False
-        before, recent = min(self.history[:-_PATIENCE]), min(self.history[-_PATIENCE:])
-        return before - recent <= self._settings.tol * abs(before)
+        return stopped_falling(self.history, self._settings.tol)
 
     def report(self) -> Step:
         """Where it is."""

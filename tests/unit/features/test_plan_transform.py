@@ -104,6 +104,7 @@ def test_rows_have_the_same_bits_in_any_batches(plans: dict[bool, FeaturePlan], 
     whole = plan.transform(table)
     assert dense(whole).dtype == np.float32
     assert whole.shape == (700, len(plan.names)) == (700, len(plan.types))
+    assert plan.width == len(plan.names)
     for sizes in ([37, 1, 164], [699, 1], [256]):
         pieces = [dense(plan.transform(batch)) for batch in rows_of(table, sizes)]
         assert same_bits(np.vstack(pieces), whole)

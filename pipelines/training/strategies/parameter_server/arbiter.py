@@ -62,8 +62,14 @@ class Arbiter:
     staleness : int or None
         The bound (`clock`); None: workers never wait for each other.
     limits : Limits
+    first_turn : int
+        The number of the first update: those before it are in a snapshot that is restored.
     on_view : callable, optional
         Called with every new `View`, so that the owner may replace a server that is not in it.
+    on_commit : callable, optional
+        Called with the note of every update that all servers have (`Client.push`), once.
+    on_pause : callable, optional
+        Returns what a client is told that has paused all updates: the owner's own state between two of them.
     """
 
     def __init__(
@@ -75,14 +81,18 @@ class Arbiter:
         replicas: bool,
         staleness: int | None,
         limits: Limits | None = None,
+        first_turn: int = 0,
         on_view: Callable[[View], object] | None = None,
+        on_commit: Callable[[bytes], object] | None = None,
+        on_pause: Callable[[], bytes] | None = None,
     ) -> None:
         listener = listen(host)
         self.address: Address = (host, int(listener.getsockname()[1]))
         self._hub = Hub(token, listener)
         self._count, self._replicas, self._limits = servers, replicas, limits or Limits()
-        self._on_view = on_view
-        self._turns = Turns(Clock(staleness))
+        self._on_view, self._on_commit, self._on_pause = on_view, on_commit, on_pause
+        self._turns = Turns(Clock(staleness, first_turn, first_turn))
+        self._halted = False
         self._clients: dict[int, Stream] = {}
         self._servers: dict[int, _Server] = {}
         self._came = 0
@@ -102,7 +112,7 @@ class Arbiter:
 
     @property
     def committed(self) -> int:
-        """Updates that all servers have."""
+        """Updates that all servers have, those before the first turn included."""
         return self._turns.clock.committed
 
     def poll(self, timeout_s: float) -> None:
@@ -128,6 +138,13 @@ class Arbiter:
             self._see_off(self._hub.streams)
             raise
         self._settle()
+
+    def halt(self) -> None:
+        """Tell the clients, also those that are to come, that no more updates are wanted (`Client.halted`)."""
+        if not self._halted:
+            self._halted = True
+            for stream in self._clients.values():
+                self._hub.send(stream, Kind.STOP, 0, 0, 0)
 
     def stop(self) -> None:
         """Tell the servers that the work is done, and see them leave, for two seconds at most."""
@@ -164,6 +181,8 @@ class Arbiter:
             stream.role, stream.name, self._clients[name] = "client", name, stream
             if self.view is not None:
                 self._show(stream, self.view)
+            if self._halted:
+                self._hub.send(stream, Kind.STOP, 0, 0, 0)
             return
         host, port = hello["address"]
         stream.role, stream.server = "server", self._came
@@ -198,8 +217,12 @@ class Arbiter:
             self._turns.ask(Question(stream.name, Kind(frame.kind), frame.number, time.monotonic()))
         elif frame.kind == Kind.COMMIT:
             self._turns.clock.commit((stream.name, frame.number))
+            if frame.body and self._on_commit is not None:
+                self._on_commit(bytes(frame.body))
         elif frame.kind == Kind.RESUME:
             self._turns.resume(stream.name)
+        elif frame.kind == Kind.HEARD:
+            self._hub.send(stream, Kind.HEARD, 0, 0, frame.number)
 
     def _ended(self, stream: Stream) -> None:
         if stream.role == "server":
@@ -228,7 +251,8 @@ class Arbiter:
         lost = self._servers.pop(number, None)
         if lost is None:
             return
-        logger.warning("server %d, at %s:%d, is lost: %s", number, *lost.address, why)
+        level = logging.INFO if self._halted else logging.WARNING  # at the end servers may go with their ranks
+        logger.log(level, "server %d, at %s:%d, is lost: %s", number, *lost.address, why)
         if self.view is not None:
             view = without(self.view, number)
             self._change(refilled(view) if self._replicas else view)
@@ -255,4 +279,6 @@ class Arbiter:
             self._change(relieved(self.view) or self.view)
         for question, answer in self._turns.settle():
             stream = self._clients[question.client]
+            if question.kind == Kind.PAUSE and self._on_pause is not None:
+                answer = self._on_pause()
             self._hub.send(stream, question.kind, 0, 0, question.number, answer)

@@ -97,6 +97,16 @@ class Client:
         """Leave; what was pushed and is not committed may or may not be applied."""
         self._requests.close()
 
+    @property
+    def halted(self) -> bool:
+        """Whether the arbiter's owner wants no more updates; looked at while waiting, and by `poll`."""
+        return self._requests.halted
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that came (weights), and that went (gradients), words included."""
+        return self._requests.traffic
+
     def read(self, places: Array) -> Reading:
         """Ask for a ticket, and for weights as soon as it is given; returns at once.
 
@@ -121,9 +131,9 @@ class Client:
         self._pull(reading)
         return self.wait(reading)
 
-    def poll(self) -> None:
-        """Hear what has come, without waiting: so that a ticket leads to its reading before the caller computes."""
-        self._requests.poll(0.0)
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Hear what has come, by default without waiting: a ticket leads to its reading before the caller computes."""
+        self._requests.poll(timeout_s)
 
     def wait(self, reading: Reading) -> Array:
         """Return the weights of a reading."""
@@ -131,7 +141,7 @@ class Client:
         self._requests.until(lambda: reading.missing == 0, self._limits.failover_s, "weights")
         return reading.weights
 
-    def push(self, reading: Reading, gradient: Array) -> int:
+    def push(self, reading: Reading, gradient: Array, note: bytes = b"") -> int:
         """Wait for the turn of a reading's update, and send it; returns its number in the run.
 
         The update is applied exactly once, also when servers are lost. `flush` waits until all servers have it; with
@@ -141,6 +151,8 @@ class Client:
         ----------
         gradient : ndarray of float32
             By the reading's places.
+        note : bytes
+            For the arbiter's owner, who gets it when all servers have the update.
         """
         self._requests.until(lambda: len(self._uncommitted) < WINDOW, self._limits.failover_s, "earlier updates")
         turn = frames.turn_of(self._ask(Kind.TURN, reading.ticket, "a turn to update"))
@@ -149,26 +161,37 @@ class Client:
             self._updates[shard] += 1
             head = frames.UPDATE.pack(turn, self._updates[shard])
             parts = (head, frames.view(keys), frames.view(gradient[start:stop].astype(np.float32, copy=False)))
-            self._requests.ask_shard(Kind.PUSH, shard, parts, lambda _: self._count_down(reading.ticket))
+            self._requests.ask_shard(Kind.PUSH, shard, parts, lambda _: self._count_down(reading.ticket, note))
         if not reading.slices:
-            self._commit(reading.ticket)
+            self._commit(reading.ticket, note)
         return turn
 
     def flush(self) -> None:
-        """Wait until all servers, replicas included, have all updates."""
+        """Wait until all servers, replicas included, have all updates, and the arbiter knows."""
         self._requests.until(lambda: not self._uncommitted, self._limits.failover_s, "updates to be applied")
+        # Whoever closes a connection with words unread takes its own last words back: commits would be lost.
+        self._ask(Kind.HEARD, self._requests.next(), "the arbiter to hear of updates")
 
-    def pause(self) -> None:
-        """Keep every client from updating, and wait until what is on its way is committed. Own updates come first."""
+    def pause(self) -> bytes:
+        """Keep every client from updating, and wait until what is on its way is committed. Own updates come first.
+
+        Returns what the arbiter's owner has to say about this state.
+        """
         self.flush()
-        self._ask(Kind.PAUSE, self._requests.next(), "updates to pause")
+        frame = self._ask(Kind.PAUSE, self._requests.next(), "updates to pause")
+        return bytes(frame.body)
 
     def resume(self) -> None:
         """End a `pause`."""
         self._requests.ask_arbiter(Kind.RESUME, 0)
 
-    def snapshot(self) -> Iterator[tuple[int, Array, Array]]:
+    def snapshot(self, on_paused: Callable[[bytes], object] = lambda said: None) -> Iterator[tuple[int, Array, Array]]:
         """Pause, yield all rows that are not zero in pieces, and resume: a state between two updates.
+
+        Parameters
+        ----------
+        on_paused : callable
+            Called with what `pause` returns, before the first piece.
 
         Yields
         ------
@@ -177,13 +200,15 @@ class Client:
             Numbers in the shard (a place minus the shard's first).
         rows : ndarray of float32, shape (keys, columns of the rule)
         """
-        self.pause()
+        on_paused(self.pause())
         try:
             for shard in range(self._layout.shards):
                 length = self._layout.length(shard)
                 for start in range(0, length, PIECE_ROWS):
                     part = frames.RANGE.pack(start, min(start + PIECE_ROWS, length))
-                    yield shard, *frames.any_rows_of(self._call(Kind.READ, shard, (part,)))
+                    keys, rows = frames.any_rows_of(self._call(Kind.READ, shard, (part,)))
+                    if len(keys):
+                        yield shard, keys, rows
         finally:
             self.resume()
 
@@ -245,11 +270,11 @@ class Client:
         self._requests.until(lambda: bool(found), self._limits.failover_s, "rows")
         return found[0]
 
-    def _count_down(self, ticket: int) -> None:
+    def _count_down(self, ticket: int, note: bytes) -> None:
         self._uncommitted[ticket] -= 1
         if not self._uncommitted[ticket]:
-            self._commit(ticket)
+            self._commit(ticket, note)
 
-    def _commit(self, ticket: int) -> None:
+    def _commit(self, ticket: int, note: bytes) -> None:
         del self._uncommitted[ticket]
-        self._requests.ask_arbiter(Kind.COMMIT, ticket)
+        self._requests.ask_arbiter(Kind.COMMIT, ticket, body=note)

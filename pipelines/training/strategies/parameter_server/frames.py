@@ -39,7 +39,7 @@ class Kind(IntEnum):
     FAILED = 3
     """Why it can't go on, in words: the whole run from the arbiter, one request from a server."""
     STOP = 4
-    """Arbiter to servers: the work is done."""
+    """Arbiter to servers: the work is done. To clients: no more updates are wanted."""
     BEAT = 5
     """Server to arbiter, and back: both are alive."""
     PULL = 10
@@ -75,6 +75,8 @@ class Kind(IntEnum):
     PAUSE = 33
     """Client to arbiter: give no turns. Answered in kind when every update that had its turn is committed."""
     RESUME = 34
+    HEARD = 35
+    """Client to arbiter: have you heard all that I have said? Answered in kind."""
 
 
 @dataclass(slots=True)

@@ -64,6 +64,8 @@ class Requests:
         self._again: set[int] = set()
         self._again_at = 0.0
         self._view: View | None = None
+        self.halted = False
+        """Whether the arbiter has said that no more updates are wanted."""
         self._hub = Hub(token)
         self._arbiter = self._hub.dial(arbiter, self._hello)
 
@@ -86,11 +88,16 @@ class Requests:
         self._number += 1
         return self._number
 
-    def ask_arbiter(self, kind: Kind, number: int, answered: Answered | None = None) -> None:
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that came, and that went."""
+        return self._hub.received_bytes, self._hub.sent_bytes
+
+    def ask_arbiter(self, kind: Kind, number: int, answered: Answered | None = None, body: bytes = b"") -> None:
         """Say something to the arbiter; `answered` is called with its answer, while polling."""
         if answered is not None:
             self._questions[number] = answered
-        self._hub.send(self._arbiter, kind, 0, 0, number)
+        self._hub.send(self._arbiter, kind, 0, 0, number, body)
 
     def ask_server(self, kind: Kind, server: int, answered: Answered) -> None:
         """Ask a server for itself, once: without an answer if it is lost."""
@@ -157,6 +164,8 @@ class Requests:
             raise DeadlineError(text, on=_ON) if frame.number else GangError(text, on="parameter servers")
         if frame.kind == Kind.VIEW:
             self._adopt(View.from_json(frames.from_json(frame.body)))
+        elif frame.kind == Kind.STOP:
+            self.halted = True
         elif frame.number in self._questions:
             self._questions.pop(frame.number)(frame)
 

@@ -9,8 +9,8 @@ Legend: g gradient, w weight, n sum of squared gradients, z FTRL's shifted sum o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -143,6 +143,33 @@ class Ftrl:
 
 
 AnyRule: TypeAlias = Sgd | Adagrad | Ftrl
+RULES: dict[str, type[AnyRule]] = {"sgd": Sgd, "adagrad": Adagrad, "ftrl": Ftrl}
+
+
+def to_plain(rule: AnyRule) -> dict[str, Any]:
+    """Turn a rule into JSON values, for another process."""
+    name = next(name for name, kind in RULES.items() if isinstance(rule, kind))
+    return {"name": name, **asdict(rule)}
+
+
+def from_plain(plain: dict[str, Any]) -> AnyRule:
+    """Undo `to_plain`."""
+    return RULES[plain["name"]](**{name: value for name, value in plain.items() if name != "name"})
+
+
+def row_of(rule: AnyRule, weight: float) -> Array:
+    """Return the row of a free weight that is `weight` before the first update, and moves from there.
+
+    An FTRL weight is -z / ((β + √n)/α), which its updates leave as it is but for the gradient; without β there is none
+    before the first gradient, and it is 0.
+    """
+    match rule:
+        case Ftrl():
+            return np.array([[-weight * rule.beta / rule.alpha, 0.0]], np.float32)
+        case Adagrad():
+            return np.array([[weight, 0.0]], np.float32)
+        case Sgd():
+            return np.array([[weight]], np.float32)
 
 
 def _require(holds: bool, rule: object) -> None:

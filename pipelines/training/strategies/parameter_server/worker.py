@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pipelines.errors import TrainingError
 from pipelines.training.blocks import SparseBlock
@@ -15,6 +16,9 @@ from pipelines.training.strategies.parameter_server.layout import Layout
 
 AHEAD = 1
 """Batches whose weights are asked for before the one that is computed is pushed."""
+
+
+Note: TypeAlias = Callable[[float, float, int], bytes]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ def train(
     batches: Iterable[SparseBlock],
     *,
     staleness: int | None,
+    note: Note = lambda loss, weight, rows: b"",
     on_batch: Callable[[Done], object] = lambda done: None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -48,6 +53,9 @@ def train(
     ----------
     staleness : int or None
         The arbiter's bound.
+    note : callable
+        Called with the sum of losses, of rows' weights, and the number of rows of every batch, in their order; gives
+        what the arbiter's owner is told about the update (`Client.push`).
     on_batch : callable
         Called after every push.
     stop_requested : callable
@@ -66,11 +74,11 @@ def train(
         batch = prepare(block, layout, objective)
         waiting.append((batch, client.read(batch.places)))
         if len(waiting) > depth:
-            on_batch(_step(client, objective, *waiting.popleft()))
+            on_batch(_step(client, objective, note, *waiting.popleft()))
         if stop_requested():
             break
     for batch, reading in waiting:
-        on_batch(_step(client, objective, batch, reading))
+        on_batch(_step(client, objective, note, batch, reading))
     client.flush()
 
 
@@ -82,7 +90,7 @@ def cut(blocks: Iterable[SparseBlock], rows: int) -> Iterator[SparseBlock]:
             yield SparseBlock(block.X[part], block.y[part], None if block.weight is None else block.weight[part])
 
 
-def _step(client: Client, objective: Objective, batch: Batch, reading: Reading) -> Done:
+def _step(client: Client, objective: Objective, note: Note, batch: Batch, reading: Reading) -> Done:
     weights = client.wait(reading)
     client.poll()  # the next reading's ticket, if it has come, so that its weights travel meanwhile
     loss, total, gradient = evaluate(batch, weights, objective)
@@ -93,4 +101,4 @@ def _step(client: Client, objective: Objective, batch: Batch, reading: Reading) 
             found=f"{loss:g} in a batch of {batch.block.rows} rows",
             remedy="Use a smaller learning rate, and scale the features.",
         )
-    return Done(client.push(reading, gradient), loss, total, batch.block.rows)
+    return Done(client.push(reading, gradient, note(loss, total, batch.block.rows)), loss, total, batch.block.rows)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,7 @@ Start = Callable[..., Running]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start servers: ``start(rule, size=…, servers=…, replicas=…, staleness=…)``."""
+    """Start servers: ``start(rule, size=…, servers=…, replicas=…, staleness=…)``, and what an arbiter's owner says."""
     with ExitStack() as stack:
 
         def begin(
@@ -94,11 +95,14 @@ def start() -> Iterator[Start]:
             staleness: int | None = None,
             limits: Limits | None = None,
             free: int | None = None,
+            **owners: Any,
         ) -> Running:
             token, limits = secrets.token_bytes(16), limits or Limits()
             arbiter = stack.enter_context(
-                Arbiter("127.0.0.1", token, servers=servers, replicas=replicas, staleness=staleness, limits=limits)
-            )
+                Arbiter(
+                    "127.0.0.1", token, servers=servers, replicas=replicas, staleness=staleness, limits=limits, **owners
+                )
+            )  # fmt: skip
             running = Running(arbiter, Layout(size, servers), rule, token, limits, free)
             running.decider = threading.Thread(target=running.decide)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -9,7 +10,16 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from pipelines.errors import UsageError
-from pipelines.training.strategies.parameter_server.rules import Adagrad, Ftrl, Rule, Sgd
+from pipelines.training.strategies.parameter_server.rules import (
+    Adagrad,
+    AnyRule,
+    Ftrl,
+    Rule,
+    Sgd,
+    from_plain,
+    row_of,
+    to_plain,
+)
 
 KEYS, UPDATES = 7, 60
 
@@ -138,3 +148,23 @@ def test_adagrads_first_step_is_its_rate() -> None:
 def test_settings_without_sense_are_refused(make: object) -> None:
     with pytest.raises(UsageError, match="an update rule"):
         make()  # type: ignore[operator]
+
+
+EVERY = [Sgd(0.1, 0.5), Adagrad(0.2), Ftrl(0.3, 2.0, l1=0.1, l2=0.2)]
+
+
+@pytest.mark.parametrize("rule", EVERY, ids=str)
+def test_a_rule_travels_as_json(rule: AnyRule) -> None:
+    assert from_plain(json.loads(json.dumps(to_plain(rule)))) == rule
+
+
+@pytest.mark.parametrize("rule", EVERY, ids=str)
+def test_a_weight_may_begin_elsewhere_and_moves_by_its_gradients_only(rule: AnyRule) -> None:
+    """A free weight's steps are those of one that began at 0, up to float32's rounding."""
+    began, zero = row_of(rule, 1.5), np.zeros((1, rule.columns), np.float32)
+    assert rule.weights(began, 0)[0] == pytest.approx(1.5, rel=1e-6)
+    rng = np.random.default_rng(0)
+    for number in range(30):
+        gradient = rng.normal(size=1).astype(np.float32)
+        began, zero = rule.update(began, gradient, number, 0), rule.update(zero, gradient, number, 0)
+        assert rule.weights(began, 0)[0] - rule.weights(zero, 0)[0] == pytest.approx(1.5, rel=1e-5)

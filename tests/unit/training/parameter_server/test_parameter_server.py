@@ -408,3 +408,40 @@ def test_nothing_listens_where_the_arbiter_should_be() -> None:
         address = sock.getsockname()
     with pytest.raises(GangError, match="the arbiter of the parameter servers is gone"):
         Client(address, b"secret", Layout(10, 1))
+
+
+def test_the_owner_hears_of_every_update_and_of_none_twice(start: Any) -> None:
+    notes: list[bytes] = []
+    running = start(Sgd(0.1), size=SIZE, first_turn=7, on_commit=notes.append, on_pause=lambda: b"%d" % len(notes))
+    client = running.client()
+    turns = []
+    for number, (places, gradient) in enumerate(updates(20)):
+        reading = client.read(places)
+        client.wait(reading)
+        turns.append(client.push(reading, gradient, b"update %d" % number))
+    said: list[bytes] = []
+    pieces = list(client.snapshot(said.append))
+    assert pieces
+    assert said == [b"20"]
+    assert sorted(notes) == sorted(b"update %d" % number for number in range(20))
+    assert turns == list(range(7, 27))
+    assert running.arbiter.committed == 27
+
+
+def test_clients_hear_that_no_more_is_wanted_also_those_that_come_later(start: Any) -> None:
+    running = start(Sgd(0.1), size=SIZE)
+    first = running.client()
+    assert not first.halted
+    with running.busy:
+        running.arbiter.halt()
+    for client in (first, running.client()):
+        end = time.monotonic() + 20
+        while not client.halted and time.monotonic() < end:
+            client.poll(0.05)
+        assert client.halted
+        apply_all(client, updates(1))  # what is under way may be finished
+
+
+def test_a_snapshot_has_no_empty_pieces(start: Any) -> None:
+    client = start(Ftrl(0.1), size=SIZE, servers=3).client()
+    assert list(client.snapshot()) == []
