@@ -190,6 +190,7 @@ class Reporter:
     ) -> None:
         self._report, self._rows, self._story, self._redeal = report, rows, story, redeal
         self._paces: dict[int, Pace] = {}
+        self._orders = self._ranks = 0
         self._dealt: Sequence[float] | None = None
         self.slow: dict[int, float] = {}
         """Ranks that were found slow, and how much: the worst that was seen of each."""
@@ -204,8 +205,7 @@ class Reporter:
             rate = done / max(time.monotonic() - self._began, 1e-9)
             self._report(Progress("load", done, self._rows, {}, rate))
         elif message["unit"] == "pace":
-            self._paces[rank] = Pace(message["seconds"], message["rows"])
-            self._judge()
+            self._paced(rank, message["orders"], Pace(message["seconds"], message["rows"]))
         elif message["unit"] == "began":
             self._story.began(message)
             self._loaded, self._began = {}, time.monotonic()
@@ -213,6 +213,14 @@ class Reporter:
             self._story.noticed(str(message["text"]))
         else:
             self._report(Progress(**message))
+
+    def _paced(self, rank: int, orders: int, pace: Pace) -> None:
+        """Take in a pace; they can be compared once all ranks have told theirs after the same order."""
+        if orders != self._orders:
+            self._orders, self._paces = orders, {}
+        self._paces[rank] = pace
+        if len(self._paces) == self._ranks:
+            self._judge()
 
     def _judge(self) -> None:
         """Name ranks that are slow, once each, and have the work dealt anew if that is wanted: once for a formation."""
@@ -226,7 +234,7 @@ class Reporter:
 
     def speeds(self, order: Introduce) -> Sequence[float] | None:
         """Return the speeds to deal by in a new formation, if they were asked for and its members are those judged."""
-        dealt, self._paces = self._dealt, {}
+        dealt, self._paces, self._orders, self._ranks = self._dealt, {}, 0, len(order.members)
         return dealt if dealt is not None and len(dealt) == len(order.members) else None
 
 

@@ -27,8 +27,6 @@ from pipelines.training.state import encode_state
 logger = logging.getLogger(__name__)
 
 _REPORT_S = 0.25
-PACE_S = 1.0
-"""Between two words of a rank about its pace."""
 COMMIT_S = 0.25
 """Between two words to the coordinator that the training makes steps."""
 SHARE_S = 0.5
@@ -65,15 +63,11 @@ class Telling:
             self._next[unit] = time.monotonic() + _REPORT_S
         return due
 
-    def paced(self, rows: int) -> Callable[[float], None]:
-        """Return what tells the driver how long this rank, which has so many rows, has computed."""
-
-        def tell(seconds: float) -> None:
-            if self._due("pace"):
-                self._next["pace"] = time.monotonic() + PACE_S
-                self._context.report({"unit": "pace", "seconds": seconds, "rows": rows})
-
-        return tell
+    def paced(self, rows: int) -> Callable[[int, float], None]:
+        """Return what tells the driver how long this rank, which has so many rows, has computed for so many orders."""
+        return lambda orders, seconds: self._context.report(
+            {"unit": "pace", "orders": orders, "seconds": seconds, "rows": rows}
+        )
 
     def passed(self, rows: float) -> None:
         if not self.rows:

@@ -23,13 +23,15 @@ from pipelines.training.reducers import ReproducibleSum
 from pipelines.training.strategies.compression import Compression
 from pipelines.training.strategies.penalty import Penalty
 
-_ORDER = struct.Struct("<BBIQQQQd")
+_ORDER = struct.Struct("<BBIQQQQdB")
+PACE_S = 1.0
+"""Between two words of the ranks about their pace."""
 _GRADIENT, _HESSIAN, _BATCH, _LOCAL, _KEEP, _COLLECT, _END, _STOP, _REGROUP = range(9)
 
 
 class _Order(NamedTuple):
     """What all do next. `number` is the optimiser's step; `epoch`, `step` and `steps` say which mini-batch, `stride` of
-    how many (local steps); `width` is that of a loss's smoothing.
+    how many (local steps); `width` is that of a loss's smoothing. With `tell` each tells its pace afterwards.
     """
 
     what: int
@@ -40,6 +42,7 @@ class _Order(NamedTuple):
     steps: int = 0
     number: int = 0
     width: float = 0.0
+    tell: bool = False
 
 
 class Team:
@@ -84,8 +87,9 @@ class Team:
         self.width = 0.0
         """Of a loss's smoothing: rank 0 sets it, and every order carries it."""
         self.compute_s = 0.0
-        self.pace: Callable[[float], None] = _untold
-        """Told after each order how long this rank has computed."""
+        self.pace: Callable[[int, float], None] = _untold
+        """Told now and then, by all ranks after the same order, how many there were and how long this one computed."""
+        self._orders, self._told_at = 0, time.monotonic()
 
     @property
     def alone(self) -> bool:
@@ -182,7 +186,10 @@ class Team:
                 self._answer(order, np.frombuffer(message, np.float64, offset=_ORDER.size))
 
     def _do(self, order: _Order, weights: Array) -> Array:
-        order = order._replace(width=self.width)
+        now = time.monotonic()
+        tell = now - self._told_at >= PACE_S
+        self._told_at = now if tell else self._told_at
+        order = order._replace(width=self.width, tell=tell)
         self._collective.broadcast(_ORDER.pack(*order) + weights.tobytes())
         total = self._answer(order, weights)
         assert total is not None
@@ -205,7 +212,9 @@ class Team:
                 weights.reshape(self._shape), self._streams, order.epoch, order.step, order.steps
             )  # fmt: skip
         self.compute_s += time.perf_counter() - began
-        self.pace(self.compute_s)
+        self._orders += 1
+        if order.tell:
+            self.pace(self._orders, self.compute_s)
         if self._compression is None or order.what not in (_BATCH, _LOCAL):
             return self._reducer.sum(partials)
         head = self._reducer.sum(partials[:, :HEAD])
@@ -310,5 +319,5 @@ class MeanObjective:
         return matrix
 
 
-def _untold(seconds: float) -> None:
+def _untold(orders: int, seconds: float) -> None:
     """Nobody wants to know."""
