@@ -55,6 +55,7 @@ def fit(
     report: Callable[[Progress], None] | None = None,
     deadlines: Deadlines | None = None,
     stop: threading.Event | None = None,
+    trial: bool = False,
 ) -> Fit:
     """Train on `ranks` Dask workers; goes on from the last checkpoint in `checkpoint_url` of the same config and data.
 
@@ -78,6 +79,9 @@ def fit(
     deadlines : Deadlines, optional
     stop : threading.Event, optional
         Set it to make the training save a checkpoint and leave: ``InterruptedRunError``.
+    trial : bool
+        Whether it is one of a search's trials: every step (round) is reported, so that trials can be compared step by
+        step, and the workers do other tasks meanwhile.
 
     Raises
     ------
@@ -97,6 +101,7 @@ def fit(
         report=report or _ignore,
         deadlines=deadlines or Deadlines(),
         stop=stop or threading.Event(),
+        trial=trial,
     )
     return resolve(config.estimator).fit(request)
 

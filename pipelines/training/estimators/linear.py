@@ -15,7 +15,7 @@ from pipelines.config import Config
 from pipelines.errors import UsageError
 from pipelines.training.config import TrainConfig
 from pipelines.training.estimators.class_weights import class_factors
-from pipelines.training.estimators.registry import FitRequest
+from pipelines.training.estimators.registry import FitRequest, Series
 from pipelines.training.fit import Fit, Progress
 from pipelines.training.gang import GangResult, Sizes, run_gang
 from pipelines.training.lanes import deal_lanes, default_lanes, make_lanes
@@ -114,6 +114,11 @@ class LinearEstimator:
 
     def fit(self, request: FitRequest) -> Fit:
         """Train; see `pipelines.training.fit.fit`."""
+        self.refuse(request)
+        return _fit(request)
+
+    def refuse(self, request: FitRequest) -> None:
+        """Raise for a request that can't be met, before anything is started."""
         self.check(request.config)
         kind = request.data.target.kind
         if kind not in self.label_kinds:
@@ -124,8 +129,13 @@ class LinearEstimator:
                 found=kind,
                 remedy="Choose another estimator, or say the label's kind under label:.",
             )
-        class_factors(request.config.class_weight, request.data.target)  # refused before anything is started
-        return _fit(request)
+        class_factors(request.config.class_weight, request.data.target)
+
+    def series(self, request: FitRequest) -> Series | None:
+        """Begin fits that share their gang's lanes; None for strategies that have no lanes to share."""
+        from pipelines.training.estimators.linear_series import LinearSeries
+
+        return LinearSeries(self, request) if request.config.strategy.name == "synchronous" else None
 
 
 LOGISTIC = LinearEstimator(("binary", "multiclass"))
@@ -134,7 +144,7 @@ LINEAR = LinearEstimator(("regression",))
 
 def _fit(request: FitRequest) -> Fit:
     dealer = Dealer(request)
-    reporter = _Reporter(request.report, (request.data.rows or {}).get("train"))
+    reporter = Reporter(request.report, (request.data.rows or {}).get("train"))
     began = time.monotonic()
     gang = run_gang(
         request.client,
@@ -146,6 +156,7 @@ def _fit(request: FitRequest) -> Fit:
         deadlines=request.deadlines,
         on_message=reporter,
         stop=request.stop,
+        share_workers=request.trial,
         name=request.config.estimator,
     )
     fit = assemble(gang.results, time.monotonic() - began)
@@ -166,7 +177,13 @@ class Dealer:
             "lanes_total": len(self._lanes),
             "checkpoint_url": request.checkpoint_url,
             "identity": identity(request, len(self._lanes)),
+            "every_step": request.trial,
         }
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes there are."""
+        return len(self._lanes)
 
     def arguments(self, holds: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
         """Return the arguments of each rank of a formation; `holds` are the lanes that each has loaded."""
@@ -179,7 +196,7 @@ class Dealer:
         return found
 
 
-class _Reporter:
+class Reporter:
     """Turns what ranks say into progress: rows loaded are added up over ranks."""
 
     def __init__(self, report: Callable[[Progress], None], rows: int | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,11 +33,27 @@ SHARE_COST = 0.02
 """The share of the time that this may cost; with large states it is done less often."""
 
 
-class Telling:
-    """Reports, a few times a second at most."""
+class GivenUp(Exception):
+    """Nobody wants the result of this training any more; all ranks know, and are ready for another one."""
 
-    def __init__(self, context: RankContext) -> None:
-        self._context = context
+
+class Telling:
+    """Reports, a few times a second at most.
+
+    Parameters
+    ----------
+    context : RankContext
+    every : bool
+        Report every step, or of mini-batches every epoch, so that trainings can be compared step by step.
+    given_up : callable
+        Whether nobody wants the result any more.
+    """
+
+    def __init__(
+        self, context: RankContext, *, every: bool = False, given_up: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._context, self._every, self.given_up = context, every, given_up
+        self._before: tuple[int, dict[str, float]] | None = None
         self._next: dict[str, float] = {}
         self._began = time.monotonic()
         self.rows = 0.0
@@ -60,9 +76,20 @@ class Telling:
         self.rows += rows
 
     def stepped(self, unit: str, done: int, total: int, metrics: dict[str, float]) -> None:
-        if self._due(unit):
-            rate = self.rows / max(time.monotonic() - self._began, 1e-9)
-            self._context.report({"unit": unit, "done": done, "total": total, "metrics": metrics, "rows_per_s": rate})
+        if self._every and "epoch" in metrics:
+            self._tell_epoch(int(metrics["epoch"]), metrics)
+        elif self._every or self._due(unit):
+            self._tell(unit, done, total, metrics)
+
+    def _tell_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+        """Report an epoch that is over: the last of its steps has the mean of its losses."""
+        if self._before is not None and epoch > self._before[0]:
+            self._tell("epoch", epoch, 0, self._before[1])
+        self._before = epoch, metrics
+
+    def _tell(self, unit: str, done: int, total: int, metrics: dict[str, float]) -> None:
+        rate = self.rows / max(time.monotonic() - self._began, 1e-9)
+        self._context.report({"unit": unit, "done": done, "total": total, "metrics": metrics, "rows_per_s": rate})
 
 
 class Checkpoints:
@@ -146,6 +173,9 @@ class Watching:
             self._context.committed(step.number)
         if stopping:
             self._team.stop()
+        if self._tell.given_up():
+            self._team.end()
+            raise GivenUp
         if self._context.regroup_requested():
             self._team.regroup()
         if not self._team.alone and now - self._shared_at >= self._share_s:
