@@ -10,6 +10,7 @@ import click
 from pipelines.cli.follow import follow
 from pipelines.cli.output import cell, duration, guarded, json_option, moment, say, show_json, show_table
 from pipelines.cli.plan_view import show_plan
+from pipelines.cli.trials_view import show_trials
 from pipelines.codec import to_plain
 from pipelines.data.split import PARTS
 from pipelines.errors import DataError
@@ -187,6 +188,7 @@ def show(run_id: str, logs: bool, checks: bool, runs: str | None, as_json: bool)
     rows = [(s.name, s.status, duration(s.seconds), _flat(s.summary)) for s in record.stages]
     show_table("", ("stage", "status", "took", "result"), rows)
     show_metrics(record)
+    show_trials(record)
     for notice in record.notices:
         say(f"! {notice}")
     if record.error:

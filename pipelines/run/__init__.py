@@ -6,7 +6,7 @@ from pipelines.run.journal import Event
 from pipelines.run.listing import list_runs
 from pipelines.run.models import load_model, open_registry, predict_dataset
 from pipelines.run.pipeline import Pipeline
-from pipelines.run.record import RunRecord, StageRecord, fold
+from pipelines.run.record import RunRecord, StageRecord, TrialRecord, fold
 
 __all__ = [
     "Event",
@@ -15,6 +15,7 @@ __all__ = [
     "RunRecord",
     "StageContext",
     "StageRecord",
+    "TrialRecord",
     "attach",
     "fold",
     "list_runs",

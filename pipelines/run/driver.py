@@ -7,6 +7,7 @@ training's state and leave; whatever ends it, the cluster ends with it.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -29,7 +30,7 @@ from pipelines.run.custom import run_custom
 from pipelines.run.folder import HEARTBEAT_S, Attempt, RunFolder
 from pipelines.run.journal import JournalWriter, ProgressBoard
 from pipelines.run.publish import run_publish
-from pipelines.run.stages import Work, run_evaluate, run_features, run_split, run_train
+from pipelines.run.stages import TRIALS, Work, run_evaluate, run_features, run_split, run_train
 from pipelines.spec import Places, load_spec
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def _execute(folder: RunFolder, journal: JournalWriter, board: ProgressBoard, in
             client=_once(start_cluster),
             report=board.post,
             stop=interrupt.event,
+            on_trials=lambda trials, best: journal.append("trials", "train", trials=trials, best=best),
         )
         for skipped in plan.data.skipped:
             journal.append("notice", text=f"skipped {skipped}")
@@ -137,6 +139,8 @@ def _run_stage(work: Work, stage: PlannedStage, journal: JournalWriter, results:
         found = work.result(stage.name)
         work.cache.remember(work.compiled.plan.pipeline, stage.stage_key)
         results[stage.name] = found.summary.get("result")
+        if TRIALS in found.files:
+            journal.append("trials", stage.name, trials=json.loads(work.read(stage.name, TRIALS)), best=None)
         journal.append("stage", stage.name, status="cached", summary=dict(found.summary), why=stage.why)
         _warn(journal, found.summary)
         return

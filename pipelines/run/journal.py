@@ -37,7 +37,8 @@ class Event:
     time : float
         Seconds since the epoch.
     kind : str
-        ``attempt``, ``cluster``, ``stage`` (started, cached, done, failed), ``progress``, ``notice`` or ``end``.
+        ``attempt``, ``cluster``, ``stage`` (started, cached, done, failed), ``progress``, ``trials`` (of a search, as
+        they begin and end), ``notice`` or ``end``.
     stage : str
         The stage it belongs to, or empty.
     data : dict

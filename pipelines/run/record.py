@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pipelines.codec import from_plain
 from pipelines.run.journal import Event
 
 RunStatus = Literal["created", "running", "succeeded", "failed", "interrupted", "preempted", "gate_not_met"]
@@ -40,6 +41,33 @@ class StageRecord:
 
 
 @dataclass(frozen=True)
+class TrialRecord:
+    """One trial of a search.
+
+    Attributes
+    ----------
+    params : dict
+        What was tried, of the parameters that are searched.
+    state : str
+        ``running``, ``complete``, ``pruned`` or ``failed``.
+    value : float or None
+        The search's metric on validation, of complete trials.
+    steps : int
+        The last step (epoch, round) that was seen of its training.
+    error : str
+        Why it failed.
+    """
+
+    number: int
+    params: dict[str, Any]
+    state: str
+    value: float | None = None
+    seconds: float = 0.0
+    steps: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """A run as its journal tells it; frozen, JSON-able.
 
@@ -64,6 +92,8 @@ class RunRecord:
         The published model version, ``name/number``.
     notices : tuple of str
         What a reader should know: skipped files, refused promotions.
+    trials : tuple of TrialRecord
+        Of a search, by number.
     """
 
     run_id: str
@@ -78,6 +108,7 @@ class RunRecord:
     metrics: dict[str, Any] = field(default_factory=dict)
     version: str | None = None
     notices: tuple[str, ...] = ()
+    trials: tuple[TrialRecord, ...] = ()
     schema: int = 1
 
     @property
@@ -117,6 +148,8 @@ def _apply(record: RunRecord, event: Event) -> RunRecord:
             return _with_stage(record, event.stage, event.time, progress=event.data)
         case "notice":
             return replace(record, notices=(*record.notices, str(event.data["text"])))
+        case "trials":
+            return _apply_trials(record, event)
         case "end":
             return _apply_end(record, event)
         case _:
@@ -135,6 +168,12 @@ def _apply_stage(record: RunRecord, event: Event) -> RunRecord:
     if event.stage == "publish":
         record = replace(record, version=summary.get("version"))
     return record
+
+
+def _apply_trials(record: RunRecord, event: Event) -> RunRecord:
+    told = [from_plain(TrialRecord, plain) for plain in event.data["trials"]]
+    known = {trial.number: trial for trial in (*record.trials, *told)}
+    return replace(record, trials=tuple(known[number] for number in sorted(known)))
 
 
 def _apply_end(record: RunRecord, event: Event) -> RunRecord:

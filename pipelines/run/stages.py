@@ -31,6 +31,9 @@ from pipelines.training.fit import Progress, fit
 if TYPE_CHECKING:
     from distributed import Client
 
+TRIALS = "trials.json"
+"""The file of a training's result that tells the trials of a search."""
+
 Report = Callable[..., None]
 """Called with a stage's progress: done, total, unit, rate, metrics."""
 
@@ -47,6 +50,8 @@ class Work:
         Takes the stage's name and its progress as keywords.
     stop : threading.Event
         Set when the run is asked to save its state and leave.
+    on_trials : callable
+        Takes what is told of a search's trials, and of the best so far.
     """
 
     compiled: Compiled
@@ -55,6 +60,7 @@ class Work:
     client: Callable[[], Client]
     report: Report
     stop: threading.Event
+    on_trials: Callable[[list[dict[str, Any]], dict[str, Any] | None], None] = lambda trials, best: None
 
     def result(self, name: str) -> StageResult:
         """Find the committed result of a stage that has run."""
@@ -176,6 +182,11 @@ def run_train(work: Work) -> tuple[dict[str, bytes], dict[str, Any]]:
         rows=dict(fitted.rows),
     )
 
+    if spec.train.tune is not None:
+        from pipelines.run.searching import run_search
+
+        return run_search(work, data)
+
     def report(progress: Progress) -> None:
         work.report(
             "train",
@@ -197,14 +208,18 @@ def run_train(work: Work) -> tuple[dict[str, bytes], dict[str, Any]]:
         report=report,
         stop=work.stop,
     )
-    model = Model.from_fit(trained, fitted.plan, fitted.target)
+    return trained_result(work, Model.from_fit(trained, fitted.plan, fitted.target), trained.summary)
+
+
+def trained_result(work: Work, model: Model, trained: dict[str, Any]) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Put a trained model into the stage's result, with what its training says about itself."""
     digest = _save(work, "train", model)
-    summary = {k: v for k, v in trained.summary.items() if k != "history"}
+    summary = {k: v for k, v in trained.items() if k != "history"}
     files = {
-        "summary.json": json.dumps(trained.summary, sort_keys=True, default=float).encode(),
+        "summary.json": json.dumps(trained, sort_keys=True, default=float).encode(),
         "environment.json": dump(describe_environment()),
     }
-    return files, {"model_digest": digest, "kind": trained.kind, "python_only": model.python_only, **summary}
+    return files, {"model_digest": digest, "kind": model.kind, "python_only": model.python_only, **summary}
 
 
 def run_evaluate(work: Work) -> tuple[dict[str, bytes], dict[str, Any]]:

@@ -12,6 +12,7 @@ from pipelines.errors import Fault, NotFoundError, UserCodeError
 from pipelines.spec.document import Document
 from pipelines.spec.faults import faults_of
 from pipelines.spec.pipeline import BUILT_IN_STAGES, StageConfig
+from pipelines.spec.searching import search_faults
 from pipelines.training.estimators.registry import resolve
 
 
@@ -62,8 +63,11 @@ def _estimator(sections: Mapping[str, Any], document: Document) -> Iterator[Faul
         if not sections.get("code"):
             yield Fault(place, error.what, error.remedy)
         return
+    if train.tune is not None:
+        yield from search_faults(sections, estimator, document)
     try:
-        estimator.check(train)
+        if train.tune is None:  # else its parameters are not complete
+            estimator.check(train)
     except ValidationError as error:
         yield from faults_of(error, document, _model_of(error), under=("train", "params"))
     except ValueError as error:

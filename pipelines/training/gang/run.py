@@ -173,7 +173,13 @@ def run_gang(
                 )
                 gang = Membership(sizes, deadlines, time.monotonic())
                 hands = _Hands(
-                    gang, coordinator, launcher, first, on_message or _ignore, on_loss or _ignore, words or SimpleQueue()
+                    gang,
+                    coordinator,
+                    launcher,
+                    first,
+                    on_message or _ignore,
+                    on_loss or _ignore,
+                    words or SimpleQueue(),
                 )
                 interrupted = hands.attend(stop)
         finally:
