@@ -109,6 +109,7 @@ def compile_plan(
     cache = StageCache(open_store(places.runs))
     ranks = spec.cluster.workers
     stages = _plan_stages(spec, source, dataset, shards, ranks, code, cache)
+    searched = _plan_search(spec, label_kind(spec, source.arrow_schema, estimator), ranks)
     plan = Plan(
         pipeline=spec.name,
         spec=spec.model_dump(mode="json", exclude_unset=True),
@@ -116,7 +117,12 @@ def compile_plan(
         shards=_describe_shards(shards),
         stages=stages,
         memory=predict_memory(
-            spec, source, estimator, rows=dataset.rows, ranks=ranks, plan=_fitted_plan(cache, stages)
+            spec,
+            source,
+            estimator,
+            rows=dataset.rows,
+            ranks=ranks if searched is None else searched.ranks,
+            plan=_fitted_plan(cache, stages),
         ),
         ranks=ranks,
         threads=spec.cluster.worker.threads,
@@ -124,7 +130,7 @@ def compile_plan(
         runs=places.runs,
         registry=places.registry,
         git=git_state(),
-        search=_plan_search(spec, label_kind(spec, source.arrow_schema, estimator), ranks),
+        search=searched,
     )
     return Compiled(plan, spec, manifest, dataset, source, shards)
 

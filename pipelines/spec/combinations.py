@@ -7,10 +7,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipelines.config import Config
 from pipelines.errors import Fault, NotFoundError, UserCodeError
 from pipelines.spec.document import Document
-from pipelines.spec.faults import faults_of
+from pipelines.spec.faults import faults_of, model_of
 from pipelines.spec.pipeline import BUILT_IN_STAGES, StageConfig
 from pipelines.spec.searching import search_faults
 from pipelines.training.estimators.registry import resolve
@@ -69,7 +68,7 @@ def _estimator(sections: Mapping[str, Any], document: Document) -> Iterator[Faul
         if train.tune is None:  # else its parameters are not complete
             estimator.check(train)
     except ValidationError as error:
-        yield from faults_of(error, document, _model_of(error), under=("train", "params"))
+        yield from faults_of(error, document, model_of(error), under=("train", "params"))
     except ValueError as error:
         yield Fault(document.place(("train",)), str(error), f"See the parameters of {train.estimator}")
     except UserCodeError as error:
@@ -80,17 +79,6 @@ def _estimator(sections: Mapping[str, Any], document: Document) -> Iterator[Faul
         learns = " or ".join(estimator.label_kinds)
         message = f"{train.estimator} learns {learns} labels, and label.kind is {kind}"
         yield Fault(place, message, "Change one of them")
-
-
-def _model_of(error: ValidationError) -> type[Config]:
-    """The model that a validation failed on: an estimator's own, which only it knows."""
-    waiting: list[type[Config]] = [Config]
-    while waiting:
-        model = waiting.pop()
-        if model.__name__ == error.title:
-            return model
-        waiting += model.__subclasses__()
-    return Config
 
 
 def _publishing(sections: Mapping[str, Any], document: Document) -> Iterator[Fault]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from difflib import get_close_matches
+from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
+from pipelines.config import Config
 from pipelines.errors import Fault, MutiraoError, SpecError
 from pipelines.evaluation.catalogue import Kind, metric, names_for
 from pipelines.spec.document import Document, Path
+from pipelines.spec.faults import model_of
 from pipelines.training.config import TrainConfig
 from pipelines.training.estimators.registry import ESTIMATORS, Estimator
 from pipelines.training.tuning import TuneConfig
@@ -58,41 +61,50 @@ def _metric_faults(
 
 def _value_faults(train: TrainConfig, tune: TuneConfig, estimator: Estimator, document: Document) -> Iterator[Fault]:
     """Let the estimator check combinations of ends, middles and choices; each complaint is told once."""
-    told: set[tuple[Path, str]] = set()
-    for found in tune.examples():
-        for name, message in _complaints(train.for_trial(found), estimator):
-            path = (*_PATH, "space", name) if name in tune.space else (*_PATH, "space")
-            if name in train.params:
-                path = ("train", "params", name)
-            if (path, message) in told:
-                continue
-            told.add((path, message))
-            with_it = ", ".join(f"{key}: {value}" for key, value in found.items())
-            at = f"{name}: {found[name]}" if name in found else with_it
-            fix = f"See the parameters of {train.estimator}; every combination of the space must be allowed"
-            yield Fault(document.place(path), f"{message} ({at})", fix)
+    examples = list(tune.examples())
+    met: dict[_Complaint, list[dict[str, Any]]] = {}
+    for found in examples:
+        for complaint in _complaints(train.for_trial(found), estimator):
+            met.setdefault(complaint, []).append(found)
+    for complaint, with_these in met.items():
+        name = complaint.path[-1]
+        if name in tune.space:
+            path, where = (*_PATH, "space", name), f" ({name}: {with_these[0][name]})"
+        elif name in train.params or len(with_these) == len(examples):
+            path, where = complaint.path, ""
+        else:
+            written = ", ".join(f"{key}: {value}" for key, value in with_these[0].items())
+            path, where = (*_PATH, "space"), f" ({written})"
+        fix = complaint.fix or f"See the parameters of {train.estimator}"
+        among = "; every combination of the space must be allowed" if len(with_these) < len(examples) else ""
+        yield Fault(document.place(path), f"{complaint.message}{where}", fix + among)
 
 
-def _complaints(config: TrainConfig, estimator: Estimator) -> list[tuple[str, str]]:
-    """What an estimator has against a plain training: the parameter, if it is one's, and the message."""
+class _Complaint(NamedTuple):
+    """What an estimator has against a plain training."""
+
+    path: Path
+    message: str
+    fix: str = ""
+
+
+def _complaints(config: TrainConfig, estimator: Estimator) -> list[_Complaint]:
     try:
         estimator.check(config)
     except ValidationError as error:
         items = error.errors(include_url=False, include_context=False)
-        return [(_name(item), _message(item)) for item in items]
+        return [_Complaint(("train", "params", *item["loc"][:1]), *_told(item, model_of(error))) for item in items]
     except SpecError as error:
-        return [(fault.path.rpartition(".")[2], fault.message) for fault in error.faults]
+        return [_Complaint(tuple(fault.path.split(".")), fault.message, fault.fix) for fault in error.faults]
     except (ValueError, MutiraoError) as error:
-        return [("", str(error))]
+        return [_Complaint(("train",), str(error))]
     return []
 
 
-def _name(item: Any) -> str:
-    return str(item["loc"][0]) if item["loc"] else ""
-
-
-def _message(item: Any) -> str:
+def _told(item: Any, model: type[Config]) -> tuple[str, str]:
+    """What one of pydantic's errors says, and the fix if there is one."""
     if item["type"] == "extra_forbidden":
-        return "the estimator has no such parameter"
+        near = get_close_matches(str(item["loc"][-1]), list(model.model_fields), n=1, cutoff=0.5)
+        return "the estimator has no such parameter", f"Did you mean {near[0]}?" if near else ""
     message = str(item["msg"]).removeprefix("Value error, ")
-    return message[:1].lower() + message[1:] if message[1:2].islower() else message
+    return message[:1].lower() + message[1:] if message[1:2].islower() else message, ""

@@ -193,11 +193,14 @@ class TuneConfig(Config):
             points *= len(values)
         return min(self.trials, points)
 
-    def examples(self, limit: int = 512) -> Iterator[dict[str, Any]]:
-        """Yield combinations that show what the space allows: of ends, middles and choices, the extremes first."""
+    def examples(self, limit: int = 256) -> Iterator[dict[str, Any]]:
+        """Yield combinations of ends, middles and choices; each of these is in one at least, whatever the limit."""
         shown = [each.examples() if isinstance(each, Range) else each for each in self.space.values()]
-        for values in itertools.islice(itertools.product(*shown), limit):
-            yield dict(zip(self.space, values, strict=True))
+        longest = max(len(values) for values in shown)
+        every = [tuple(values[turn % len(values)] for values in shown) for turn in range(longest)]
+        room = max(0, limit - longest)
+        for combined in dict.fromkeys([*every, *itertools.islice(itertools.product(*shown), room)]):
+            yield dict(zip(self.space, combined, strict=True))
 
 
 def describe_space(tune: TuneConfig) -> dict[str, str]:
