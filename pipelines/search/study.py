@@ -75,13 +75,19 @@ class Study:
     def tell(self, trial: Trial) -> None:
         """Say what a trial has come to."""
         with self._lock:
-            self._study.tell(self._ids[trial.number], trial.value, state=_STATES[trial.state])
+            self._tell(trial)
 
     def seen(self, number: int) -> tuple[tuple[tuple[int, float], ...], dict[str, Any]]:
         """Return what was reported of a trial, and what of samplers' and pruners' notes about it lasts."""
         with self._lock:
             frozen = self._frozen(number)
             return tuple(sorted(frozen.intermediate_values.items())), _lasting(frozen.system_attrs)
+
+    def _tell(self, trial: Trial) -> None:
+        if self._tune.sampler == "grid":
+            # The grid's own sampler would stop Optuna's loop after the last point; here the loop is ours.
+            self._study.sampler = optuna.samplers.RandomSampler()
+        self._study.tell(self._ids[trial.number], trial.value, state=_STATES[trial.state])
 
     def _suggest(self, number: int) -> dict[str, Any]:
         self._study.sampler = sampler(self._tune, number)
@@ -112,7 +118,8 @@ class Study:
             again = self._trial(trial.number)
             for step, value in trial.steps:
                 again.report(value, step)
-            self.tell(trial)
+                again.should_prune()  # the pruner makes its notes
+            self._tell(trial)
         return True
 
     def _trial(self, number: int) -> optuna.trial.Trial:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -74,8 +75,10 @@ class Range(Config):
         """All numbers of the range; None when they can't be counted."""
         if self.log or (self.step is None and not self.whole):
             return None
-        step = self.step or 1
-        return tuple(self.low + number * step for number in range(int((self.high - self.low) / step + 1e-9) + 1))
+        # In decimals, as Optuna counts: from 0.1 by 0.1 the third is 0.3.
+        low, high, step = (Decimal(str(each)) for each in (self.low, self.high, self.step or 1))
+        kind = int if self.whole else float
+        return tuple(kind(low + number * step) for number in range(int((high - low) // step) + 1))
 
     def examples(self) -> tuple[int | float, ...]:
         """Both ends, and a number between them."""
