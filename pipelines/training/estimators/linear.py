@@ -16,7 +16,7 @@ from pipelines.training.config import AsynchronousConfig, SynchronousConfig, Tra
 from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.linear_losses import refuse_labels
 from pipelines.training.estimators.linear_params import MINI_BATCH, LinearParams, params_of
-from pipelines.training.estimators.registry import FitRequest
+from pipelines.training.estimators.registry import FitRequest, Series
 from pipelines.training.fit import Fit, Progress
 from pipelines.training.gang import Sizes, run_gang
 from pipelines.training.gang.events import Introduce
@@ -59,6 +59,11 @@ class LinearEstimator:
 
     def fit(self, request: FitRequest) -> Fit:
         """Train; see `pipelines.training.fit.fit`."""
+        self.refuse(request)
+        return _fit(request)
+
+    def refuse(self, request: FitRequest) -> None:
+        """Raise for a request that can't be met, before anything is started."""
         params = self.check(request.config)
         kind = request.data.target.kind
         if kind not in self.label_kinds:
@@ -69,10 +74,14 @@ class LinearEstimator:
                 found=kind,
                 remedy="Choose another estimator, or say the label's kind under label:.",
             )
-        # Refused before anything is started.
         class_factors(request.config.class_weight, request.data.target)
         refuse_labels(params, request.data.target)
-        return _fit(request)
+
+    def series(self, request: FitRequest) -> Series | None:
+        """Begin fits that share their gang's lanes; None for strategies that have no lanes to share."""
+        from pipelines.training.estimators.linear_series import LinearSeries
+
+        return LinearSeries(self, request) if request.config.strategy.name == "synchronous" else None
 
 
 def refuse_strategy(config: TrainConfig, params: LinearParams) -> None:
@@ -92,10 +101,10 @@ SVM = LinearEstimator(("binary", "multiclass"))
 
 def _fit(request: FitRequest) -> Fit:
     dealer, regroup = Dealer(request), threading.Event()
-    _settle_identity(request, dealer.identity)
+    settle_identity(request, dealer.identity)
     story = Story(request.happened)
     redeal = regroup if request.config.stragglers == "deal" else None
-    reporter = _Reporter(request.report, (request.data.rows or {}).get("train"), story, redeal)
+    reporter = Reporter(request.report, (request.data.rows or {}).get("train"), story, redeal)
 
     def deal(order: Introduce) -> list[dict[str, Any]]:
         story.formed(order)
@@ -116,13 +125,14 @@ def _fit(request: FitRequest) -> Fit:
         strikes=request.strikes,
         stop=request.stop,
         regroup=regroup,
+        share_workers=request.trial,
         name=request.config.estimator,
     )
     fit = assemble(gang.results, time.monotonic() - began)
     return replace(fit, summary={**fit.summary, "gang": history(gang, story.resumptions, reporter.slow)})
 
 
-def _settle_identity(request: FitRequest, plain: dict[str, Any]) -> None:
+def settle_identity(request: FitRequest, plain: dict[str, Any]) -> None:
     """Refuse checkpoints of another training when one is gone on with, and say whose ours are."""
     if request.checkpoint_url is None:
         return
@@ -152,7 +162,13 @@ class Dealer:
             "step_s": request.deadlines.step_s,
             "checkpoint_url": request.checkpoint_url,
             "identity": codec.digest(codec.canonical(self.identity)),
+            "every_step": request.trial,
         }
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes there are."""
+        return len(self._lanes)
 
     def arguments(self, holds: Sequence[Sequence[int]], speeds: Sequence[float] | None = None) -> list[dict[str, Any]]:
         """Return the arguments of each rank of a formation; `holds` are the lanes that each has loaded."""
@@ -167,7 +183,7 @@ class Dealer:
         return found
 
 
-class _Reporter:
+class Reporter:
     """Turns what ranks say into progress: rows loaded are added up over ranks."""
 
     def __init__(
@@ -180,6 +196,10 @@ class _Reporter:
         """Ranks that were found slow, and how much: the worst that was seen of each."""
         self._loaded: dict[int, int] = {}
         self._began = time.monotonic()
+
+    def turn_to(self, report: Callable[[Progress], None]) -> None:
+        """Report another fit of the same ranks, whose paces are counted anew."""
+        self._report, self._paces = report, {}
 
     def __call__(self, rank: int, message: dict[str, Any]) -> None:
         self._story.spoke()
@@ -201,12 +221,13 @@ class _Reporter:
 
     def _judge(self) -> None:
         """Name ranks that are slow, once each, and have the work dealt anew if that is wanted: once for a formation."""
-        for rank, ratio in slow_ranks(self._paces).items():
+        paces = self._paces  # another thread may ask for speeds meanwhile, and begins new ones
+        for rank, ratio in slow_ranks(paces).items():
             if rank not in self.slow:
                 self._story.noticed(f"rank {rank} takes {ratio:.1f} times as long for a row as the others")
             self.slow[rank] = max(ratio, self.slow.get(rank, 0.0))
             if self._redeal is not None and self._dealt is None:
-                self._dealt = speeds(self._paces, max(self._paces) + 1)
+                self._dealt = speeds(paces, max(paces) + 1)
                 self._redeal.set()
 
     def speeds(self, order: Introduce) -> Sequence[float] | None:
