@@ -13,6 +13,7 @@ from pipelines.search.trying import Arena, facts
 from pipelines.search.words import default_metric, direction
 from pipelines.training.data import TrainingData
 from pipelines.training.fit import Progress
+from pipelines.training.happenings import Happening
 
 
 def run_search(work: Work, data: TrainingData) -> tuple[dict[str, bytes], dict[str, Any]]:
@@ -20,6 +21,11 @@ def run_search(work: Work, data: TrainingData) -> tuple[dict[str, bytes], dict[s
     compiled, train = work.compiled, work.compiled.spec.train
     assert train.tune is not None
     metric = default_metric(train.tune, data.target.kind)
+
+    def happened(happening: Happening) -> None:
+        if happening.what != "resumption":  # of one training among many: its steps are not the run's
+            work.log.happened(happening)
+
     arena = Arena(
         config=train,
         data=data,
@@ -34,6 +40,7 @@ def run_search(work: Work, data: TrainingData) -> tuple[dict[str, bytes], dict[s
         metric=metric,
         towards=direction(metric),
         stop=work.stop,
+        happened=happened,
     )
 
     def on_trial(trial: Trial, best: Trial | None) -> None:

@@ -214,6 +214,7 @@ def _series(arena: Arena) -> Series | None:
             report=lambda _: None,
             deadlines=Deadlines(),
             stop=arena.stop,
+            happened=arena.happened,
             trial=True,
         )
     )

@@ -33,6 +33,7 @@ from pipelines.training.data import TrainingData
 from pipelines.training.estimators.registry import Series
 from pipelines.training.events import Either
 from pipelines.training.fit import Fit, Progress, fit
+from pipelines.training.happenings import Happened, ignore
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -66,6 +67,8 @@ class Arena:
     towards : str
     stop : threading.Event
         Set to end the search; the trial at work saves its state.
+    happened : callable
+        Told of waits for workers, and of ranks that met or were lost, from the trials' threads.
     """
 
     config: TrainConfig
@@ -81,6 +84,7 @@ class Arena:
     metric: str
     towards: Direction
     stop: threading.Event
+    happened: Happened = ignore
 
     def checkpoints(self, number: int) -> str:
         """Where a trial's state lies in the store."""
@@ -173,6 +177,7 @@ def _train(
         checkpoint_url=checkpoint_url,
         report=watched,
         stop=stop,
+        happened=arena.happened,
         trial=True,
     )
 

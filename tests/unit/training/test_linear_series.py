@@ -17,15 +17,16 @@ import pytest
 from pipelines.errors import InterruptedRunError, TrainingError, UsageError
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
-from pipelines.training.estimators.linear import LOGISTIC
-from pipelines.training.estimators.registry import FitRequest, Series
+from pipelines.training.estimators.registry import FitRequest, FitsSeries, Series, resolve
 from pipelines.training.fit import Fit, Progress
 from pipelines.training.gang import Deadlines
+from pipelines.training.happenings import Happened, Happening, ignore
 
 pytestmark = pytest.mark.slow
 
 Params = dict[str, Any]
 ADAM: Params = {"solver": "adam", "epochs": 10, "batch_rows": 300, "tol": 0.0, "l2": 1e-3}
+COMPRESSED: Params = {"strategy": {"name": "synchronous", "compression": "top_k", "top_k": 0.5}}
 LONG: Params = {**ADAM, "epochs": 20_000}
 
 
@@ -35,14 +36,17 @@ def data(maker: Any, make_classification: Callable[..., pa.Table]) -> TrainingDa
     return prepared
 
 
-def config_of(params: Params) -> TrainConfig:
-    return TrainConfig(estimator="logistic_regression", params=params, checkpoint={"every": "100 steps"})
+def config_of(params: Params, **config: Any) -> TrainConfig:
+    usual = {"estimator": "logistic_regression", "checkpoint": {"every": "100 steps"}}
+    return TrainConfig(params=params, **usual | config)
 
 
 @contextmanager
-def series_of(data: TrainingData, stop: threading.Event | None = None) -> Iterator[Series]:
+def series_of(
+    data: TrainingData, stop: threading.Event | None = None, happened: Happened = ignore, **config: Any
+) -> Iterator[Series]:
     request = FitRequest(
-        config=config_of({}),
+        config=config_of({}, **config),
         data=data,
         client=None,
         ranks=2,
@@ -54,9 +58,12 @@ def series_of(data: TrainingData, stop: threading.Event | None = None) -> Iterat
         report=lambda progress: None,
         deadlines=Deadlines(),
         stop=stop or threading.Event(),
+        happened=happened,
         trial=True,
     )
-    series = LOGISTIC.series(request)
+    estimator = resolve(request.config.estimator)
+    assert isinstance(estimator, FitsSeries)
+    series = estimator.series(request)
     assert series is not None
     try:
         yield series
@@ -125,7 +132,8 @@ def test_one_that_is_given_up_or_fails_leaves_the_gang_to_the_next(trainer: Any,
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_costs_no_bits(trainer: Any, data: TrainingData, rank: int) -> None:
     params = {**ADAM, "epochs": 60}
-    with series_of(data) as series:
+    told: list[Happening] = []
+    with series_of(data, happened=told.append) as series:
         fit_in(series, {"l2": 0.1})
         killed: list[int] = []
 
@@ -140,6 +148,8 @@ def test_a_rank_that_is_killed_costs_no_bits(trainer: Any, data: TrainingData, r
         assert fit.files == trainer.fit(data, params).files
         assert fit.summary["gang"]["resumptions"] or fit.summary["resumed_from"] is None
         assert fit_in(series, {"l2": 0.1}).files == trainer.fit(data, {"l2": 0.1}).files
+    assert [each.data["ranks"] for each in told if each.what == "formation"] == [2, 2]
+    assert [each.data["cause"] for each in told if each.what == "loss"] == ["killed"]
 
 
 def test_a_series_that_is_stopped_saves_the_state_of_its_fit(trainer: Any, data: TrainingData, tmp_path: Path) -> None:
@@ -150,6 +160,38 @@ def test_a_series_that_is_stopped_saves_the_state_of_its_fit(trainer: Any, data:
         fit = fit_in(series, params, checkpoints=tmp_path)
     assert fit.summary["resumed_from"] > 0
     assert fit.files == trainer.fit(data, params).files
+
+
+def test_each_saves_checkpoints_of_its_own(data: TrainingData, tmp_path: Path) -> None:
+    saved = []
+    with series_of(data) as series:
+        for l2 in (1e-3, 1e-2):
+            folder = tmp_path / str(l2)
+            fit = fit_in(series, {**ADAM, "l2": l2, "epochs": 200}, checkpoints=folder)
+            assert fit.summary["checkpoints"] > 0
+            (own,) = folder.iterdir()  # what it hangs on names it, and nothing of the other fit is there
+            assert list((own / "commits").iterdir())
+            saved.append(own.name)
+    assert len(set(saved)) == 2
+
+
+def test_compressed_vectors_and_other_losses_have_the_bits_of_fits_alone(trainer: Any, data: TrainingData) -> None:
+    asked: list[Params] = [{**ADAM, "epochs": 3}, {**ADAM, "epochs": 5}]
+    with series_of(data, **COMPRESSED) as series:
+        for params in asked:
+            fit = series.fit(
+                config_of(params, **COMPRESSED),
+                checkpoint_url=None,
+                report=lambda progress: None,
+                give_up=threading.Event(),
+            )
+            assert fit.files == trainer.fit(data, params, **COMPRESSED).files
+    svm = {"estimator": "linear_svm"}
+    with series_of(data, **svm) as series:
+        fit = series.fit(
+            config_of({"l2": 0.1}, **svm), checkpoint_url=None, report=lambda progress: None, give_up=threading.Event()
+        )
+        assert fit.files == trainer.fit(data, {"l2": 0.1}, **svm).files
 
 
 def test_a_series_without_a_fit_starts_nothing(data: TrainingData) -> None:
