@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import click
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from pipelines.cli.output import cell, duration
+from pipelines.cli.trials_view import describe_trials
 from pipelines.run import Event, RunRecord, StageRecord, fold
 
 _MARKS = {"running": "▸", "done": "✓", "cached": "=", "failed": "✗", "interrupted": "‖"}
@@ -59,6 +61,8 @@ def _line(record: RunRecord, event: Event) -> str:
         return f"! {event.data['text']}"
     if event.kind == "training":
         return f"{'!' if event.data['notice'] else ' '} {event.data['text']}"
+    if event.kind == "trials":
+        return describe_trials(event)
     if event.kind == "cluster":
         return f"  dashboard {record.dashboard}" if record.dashboard else ""
     stage = record.stage(event.stage) if event.kind == "stage" else None
@@ -94,6 +98,14 @@ def _progress(stage: StageRecord) -> str:
     return ", ".join(parts)
 
 
+def _search(found: dict[str, Any] | None) -> str:
+    if not found:
+        return ""
+    counts = ", ".join(f"{found[state]} {state}" for state in ("complete", "pruned", "failed") if found[state])
+    params = ", ".join(f"{name} {cell(value)}" for name, value in found["params"].items())
+    return f"; trials: {counts}; best {found['metric']} {cell(found['value'])} of trial {found['trial']}: {params}"
+
+
 def _summary(stage: StageRecord) -> str:
     summary = stage.summary
     match stage.name:
@@ -108,7 +120,7 @@ def _summary(stage: StageRecord) -> str:
         case "train":
             steps = summary.get("n_iter", summary.get("num_boost_round"))
             reason = f", {summary['stop_reason']}" if summary.get("stop_reason") else ""
-            return f"{cell(steps)} iterations{reason}"
+            return f"{cell(steps)} iterations{reason}{_search(summary.get('search'))}"
         case "evaluate":
             test = summary.get("metrics", {}).get("test") or {}
             return ", ".join(f"{name} {cell(value)}" for name, value in test.items())

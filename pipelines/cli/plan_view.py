@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pipelines.cli.output import say, show_table, size
+from pipelines.cli.output import duration, say, show_table, size
 from pipelines.plan import Plan
+from pipelines.plan.value import PlannedSearch
 
 
 def show_plan(plan: Plan) -> None:
@@ -21,6 +22,8 @@ def show_plan(plan: Plan) -> None:
         f"{size(shards.bytes_min)}–{size(shards.bytes_max)}"
     )
     say(f"ranks      {plan.ranks} × {plan.threads} thread{'s' if plan.threads > 1 else ''}{_bounds(plan)}")
+    if plan.search is not None:
+        _show_search(plan.search)
     for drift in data.drift:
         say(f"drift      {drift}")
     for skipped in data.skipped:
@@ -36,8 +39,21 @@ def show_plan(plan: Plan) -> None:
 
 def _bounds(plan: Plan) -> str:
     """Say what the training does when ranks are lost or workers come."""
+    if plan.search is not None:
+        return ""  # a lost trial is made again, with the workers that are there
     if plan.least is None:
         return "; losing one ends the training, which goes on from its checkpoint when resumed"
     grows = f", grows to {plan.most}" if plan.most > plan.ranks else ""
     least = f"{plan.least} or more" if plan.least < plan.ranks else f"no fewer than {plan.least}"
     return f" at the start{grows}; after losses it goes on with {least}"
+
+
+def _show_search(search: PlannedSearch) -> None:
+    limit = f" within {duration(search.timeout_s)}" if search.timeout_s is not None else ""
+    aim = f", to {search.direction} {search.metric} on validation" if search.metric else ""
+    pruner = f", pruner {search.pruner}" if search.pruner != "none" else ""
+    say(f"search     {search.trials:,} trials{limit}{aim}; sampler {search.sampler}{pruner}")
+    if search.parallel > 1:
+        say(f"           {search.parallel} at a time, {search.ranks} rank{'s' if search.ranks > 1 else ''} each")
+    for name, values in search.space.items():
+        say(f"           {name}: {values}")

@@ -11,6 +11,7 @@ from pipelines.cli.follow import follow
 from pipelines.cli.output import cell, duration, guarded, json_option, moment, say, show_json, show_table
 from pipelines.cli.plan_view import show_plan
 from pipelines.cli.training_view import show_training
+from pipelines.cli.trials_view import show_trials
 from pipelines.codec import to_plain
 from pipelines.data.split import PARTS
 from pipelines.errors import DataError
@@ -191,6 +192,7 @@ def show(run_id: str, logs: bool, checks: bool, runs: str | None, as_json: bool)
     show_table("", ("stage", "status", "took", "result"), rows)
     show_metrics(record)
     show_training(record)
+    show_trials(record)
     for notice in record.notices:
         say(f"! {notice}")
     if record.error:

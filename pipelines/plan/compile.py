@@ -13,15 +13,18 @@ from pipelines.data.locating import absolute_source
 from pipelines.data.shards import ShardPlan, default_shards, plan_shards
 from pipelines.data.source import Source, input_columns
 from pipelines.errors import DataError, ObjectNotFoundError, SpecError, StorageError
+from pipelines.evaluation.catalogue import Kind
 from pipelines.features.plan import FeaturePlan
 from pipelines.plan.cache import StageCache
 from pipelines.plan.keys import StageKey, code_digest, library_versions, source_digest
 from pipelines.plan.memory import memory_faults, predict_memory
-from pipelines.plan.schema_checks import faults_against, sound_source
-from pipelines.plan.value import Plan, PlannedData, PlannedShards, PlannedStage
+from pipelines.plan.schema_checks import faults_against, label_kind, sound_source
+from pipelines.plan.value import Plan, PlannedData, PlannedSearch, PlannedShards, PlannedStage
 from pipelines.plan.working_tree import git_state
+from pipelines.search.words import default_metric, direction
 from pipelines.storage import ObjectStore, open_store
 from pipelines.training.estimators.registry import SurvivesLosses, resolve
+from pipelines.training.tuning import describe_space
 
 if TYPE_CHECKING:
     from pipelines.spec import PipelineSpec, Places, StageConfig
@@ -34,7 +37,9 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "train": ("pipelines.data", "pipelines.features", "pipelines.training", "pipelines.model"),
     "evaluate": ("pipelines.data", "pipelines.features", "pipelines.model", "pipelines.evaluation"),
 }
-"""The rooms whose code computes each stage: a change in them makes its cached results stale."""
+_ROOMS["search"] = (*_ROOMS["train"], "pipelines.evaluation", "pipelines.search")
+"""The rooms whose code computes each stage, and a training that searches: a change in them makes its cached results
+stale."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,7 @@ def compile_plan(
     ranks = _ranks(spec)
     survives = isinstance(estimator, SurvivesLosses)
     stages = _plan_stages(spec, source, dataset, shards, ranks, code, cache)
+    searched = _plan_search(spec, label_kind(spec, source.arrow_schema, estimator), ranks)
     plan = Plan(
         pipeline=spec.name,
         spec=spec.model_dump(mode="json", exclude_unset=True),
@@ -112,7 +118,12 @@ def compile_plan(
         shards=_describe_shards(shards),
         stages=stages,
         memory=predict_memory(
-            spec, source, estimator, rows=dataset.rows, ranks=ranks, plan=_fitted_plan(cache, stages)
+            spec,
+            source,
+            estimator,
+            rows=dataset.rows,
+            ranks=ranks if searched is None else searched.ranks,
+            plan=_fitted_plan(cache, stages),
         ),
         ranks=ranks,
         threads=spec.cluster.worker.threads,
@@ -122,6 +133,7 @@ def compile_plan(
         git=git_state(),
         least=min(spec.train.min_workers, ranks) if survives else None,
         most=max(ranks, spec.train.max_workers or spec.cluster.highest) if survives else ranks,
+        search=searched,
     )
     return Compiled(plan, spec, manifest, dataset, source, shards)
 
@@ -220,6 +232,7 @@ def _plan_stages(
         code=own("features"),
     )
     train = {k: v for k, v in to_plain(spec.train).items() if k not in ("checkpoint", "min_workers")}
+    searches = spec.train.tune is not None
     foreign = source_digest(spec.train.estimator) if "." in spec.train.estimator else ""
     add(
         "train",
@@ -227,8 +240,8 @@ def _plan_stages(
         parameters=train,
         ranks=ranks,
         user_code=[code, foreign],
-        libraries=libraries,
-        code=own("train"),
+        libraries=libraries | (library_versions(("cmaes", "optuna")) if searches else {}),
+        code=own("search" if searches else "train"),
     )
     evaluate = {k: v for k, v in to_plain(spec.evaluate).items() if k != "require"}
     # the bounds decide nothing about the result; which metrics they ask for does
@@ -260,6 +273,25 @@ def _in_order(stages: tuple[StageConfig, ...]) -> list[StageConfig]:
             if stage.name not in placed and all(need in placed or need not in own for need in stage.needs):
                 placed[stage.name] = stage
     return list(placed.values())
+
+
+def _plan_search(spec: PipelineSpec, kind: Kind | None, ranks: int) -> PlannedSearch | None:
+    tune = spec.train.tune
+    if tune is None:
+        return None
+    name = tune.metric or ("" if kind is None else default_metric(tune, kind))
+    parallel = min(tune.parallel, ranks)
+    return PlannedSearch(
+        trials=tune.most,
+        timeout_s=tune.timeout,
+        metric=name,
+        direction=direction(name) if name else "",
+        sampler=tune.sampler,
+        pruner=tune.pruner,
+        parallel=parallel,
+        ranks=ranks // parallel,
+        space=describe_space(tune),
+    )
 
 
 def _fitted_plan(cache: StageCache, stages: tuple[PlannedStage, ...]) -> FeaturePlan | None:

@@ -54,9 +54,9 @@ def code_digest(rooms: tuple[str, ...]) -> str:
 
 
 @lru_cache
-def library_versions() -> dict[str, str]:
+def library_versions(names: tuple[str, ...] = _LIBRARIES) -> dict[str, str]:
     """The versions of the libraries whose arithmetic is in a result."""
-    return {name: version(name) for name in _LIBRARIES}
+    return {name: version(name) for name in names}
 
 
 def source_digest(target: str) -> str:

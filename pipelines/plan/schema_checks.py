@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pipelines.data.source import Source, make_source
 from pipelines.errors import Fault, MutiraoError, NotFoundError, SpecError, UsageError
-from pipelines.evaluation.catalogue import Kind
+from pipelines.evaluation.catalogue import Kind, metric, names_for
 from pipelines.evaluation.config import check_metrics, check_segments
 from pipelines.features import check_features
 from pipelines.training.estimators.registry import ChecksTarget
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from pipelines.data.dataset import Dataset
     from pipelines.spec import PipelineSpec
     from pipelines.training.estimators.registry import Estimator
+
+
+_EXAMPLES = 64
+"""So many combinations of a search's space are checked against the label."""
 
 
 def sound_source(dataset: Dataset, config: DataConfig) -> tuple[Source, list[Fault]]:
@@ -71,6 +75,7 @@ def _all_against(spec: PipelineSpec, schema: pa.Schema, estimator: Estimator) ->
     kind = label_kind(spec, schema, estimator)
     if kind is not None:
         faults += check_metrics(spec.evaluate, kind)
+        faults += _search_faults(spec, kind)
         if kind not in estimator.label_kinds:
             learns = " or ".join(estimator.label_kinds)
             message = f"{spec.train.estimator} learns {learns} labels, and {spec.label.column!r} is {kind}"
@@ -80,12 +85,22 @@ def _all_against(spec: PipelineSpec, schema: pa.Schema, estimator: Estimator) ->
     return faults
 
 
-def _target_faults(spec: PipelineSpec, estimator: ChecksTarget, kind: str) -> tuple[Fault, ...]:
-    try:
-        estimator.check_target(spec.train, kind)
-    except SpecError as error:
-        return error.faults
-    return ()
+def _target_faults(spec: PipelineSpec, estimator: ChecksTarget, kind: str) -> Iterator[Fault]:
+    """Check what is trained, or examples of what a search will train; each fault is told once."""
+    tune, told = spec.train.tune, set[Fault]()
+    for found in [{}] if tune is None else tune.examples(_EXAMPLES):
+        try:
+            estimator.check_target(spec.train.for_trial(found), kind)
+        except SpecError as error:
+            yield from (fault for fault in error.faults if fault not in told)
+            told |= set(error.faults)
+
+
+def _search_faults(spec: PipelineSpec, kind: Kind) -> Iterator[Fault]:
+    tune = spec.train.tune
+    if tune is not None and tune.metric is not None and kind not in metric(tune.metric).kinds:
+        fix = f"Use one of {', '.join(names_for(kind))}"
+        yield Fault("train.tune.metric", f"{tune.metric} is not for a {kind} label", fix)
 
 
 def label_kind(spec: PipelineSpec, schema: pa.Schema, estimator: Estimator) -> Kind | None:

@@ -81,6 +81,33 @@ class PlannedMemory:
 
 
 @dataclass(frozen=True)
+class PlannedSearch:
+    """The trials that the training will make.
+
+    Attributes
+    ----------
+    trials : int
+        At most.
+    metric, direction : str
+        What they are compared by on validation; empty while the kind of label is not known.
+    parallel, ranks : int
+        Trials at a time, and the ranks of each.
+    space : dict
+        What is searched, for people.
+    """
+
+    trials: int
+    timeout_s: float | None
+    metric: str
+    direction: str
+    sampler: str
+    pruner: str
+    parallel: int
+    ranks: int
+    space: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class PlannedStage:
     """One step of the run.
 
@@ -127,6 +154,8 @@ class Plan:
         URLs of the two stores.
     git : GitState, optional
         The user's working tree when the plan was made.
+    search : PlannedSearch, optional
+        When the training searches for parameters.
     """
 
     pipeline: str
@@ -143,6 +172,7 @@ class Plan:
     git: GitState | None = None
     least: int | None = None
     most: int = 1
+    search: PlannedSearch | None = None
     schema: int = SCHEMA
 
     @cached_property

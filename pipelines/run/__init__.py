@@ -7,7 +7,7 @@ from pipelines.run.journal import Event
 from pipelines.run.listing import list_runs
 from pipelines.run.models import load_model, open_registry, predict_dataset
 from pipelines.run.pipeline import Pipeline
-from pipelines.run.record import RunRecord, StageRecord, fold
+from pipelines.run.record import RunRecord, StageRecord, TrialRecord, fold
 from pipelines.run.training_record import TrainingRecord
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "StageContext",
     "StageRecord",
     "TrainingRecord",
+    "TrialRecord",
     "attach",
     "fold",
     "list_runs",

@@ -21,7 +21,8 @@ def read_chaos(chaos: str | ChaosSpec, spec: PipelineSpec) -> ChaosSpec:
     Raises
     ------
     UsageError
-        The text can't be read; the cluster is not a local one; the estimator's training does not survive losses.
+        The text can't be read; the cluster is not a local one; the estimator's training does not survive losses;
+        the spec has a search.
     """
     if spec.cluster.backend != "local":
         raise UsageError(
@@ -38,6 +39,14 @@ def read_chaos(chaos: str | ChaosSpec, spec: PipelineSpec) -> ChaosSpec:
             expected="an estimator that does: logistic_regression or linear_regression",
             found=spec.train.estimator,
             remedy="Leave out --chaos.",
+        )
+    if spec.train.tune is not None:
+        raise UsageError(
+            "faults are injected into one training, and a search has many",
+            on="--chaos",
+            expected="a spec without train.tune",
+            found=f"a search of {spec.train.tune.most} trials",
+            remedy="Leave out --chaos, or train with parameters that a search has found.",
         )
     return parse_chaos(chaos) if isinstance(chaos, str) else chaos
 

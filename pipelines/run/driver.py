@@ -7,6 +7,7 @@ training's state and leave; whatever ends it, the cluster ends with it.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -31,7 +32,7 @@ from pipelines.run.folder import HEARTBEAT_S, Attempt, RunFolder
 from pipelines.run.journal import JournalWriter, ProgressBoard, read_progress
 from pipelines.run.publish import run_publish
 from pipelines.run.record import RunRecord
-from pipelines.run.stages import Work, run_evaluate, run_features, run_split, run_train
+from pipelines.run.stages import TRIALS, Work, run_evaluate, run_features, run_split, run_train
 from pipelines.run.training_log import TrainingLog
 from pipelines.spec import Places, load_spec
 from pipelines.training.gang import Strikes
@@ -123,6 +124,7 @@ def _execute(
             stop=interrupt.event,
             log=log,
             strikes=None if chaos is None else Strikes(faults_left(chaos, before), log.struck),
+            on_trials=lambda trials, best: journal.append("trials", "train", trials=trials, best=best),
         )
         if chaos is not None and before.training is None:
             text, plain = announced(chaos)
@@ -158,6 +160,8 @@ def _run_stage(work: Work, stage: PlannedStage, journal: JournalWriter, results:
         found = work.result(stage.name)
         work.cache.remember(work.compiled.plan.pipeline, stage.stage_key)
         results[stage.name] = found.summary.get("result")
+        if TRIALS in found.files:
+            journal.append("trials", stage.name, trials=json.loads(work.read(stage.name, TRIALS)), best=None)
         journal.append("stage", stage.name, status="cached", summary=dict(found.summary), why=stage.why)
         _warn(journal, found.summary)
         return

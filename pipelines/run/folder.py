@@ -13,6 +13,7 @@ Layout below the store::
     runs/ID/progress.json        how far the stages of the newest attempt are
     runs/ID/journal/…            what happened
     runs/ID/checkpoint/…         the state of a training that is not done
+    runs/ID/search/…             the trials of a search, see `pipelines.search.records`
     runs/ID/record.json          what the run has come to, written at its end
     index/TIME-ID                one empty object per run; TIME counts down, so that a listing starts with the newest
 """
@@ -107,6 +108,11 @@ class RunFolder:
         return join_url(self.store.url, f"{self.path}/checkpoint")
 
     @property
+    def search_folder(self) -> str:
+        """Where a search keeps its trials in the store."""
+        return f"{self.path}/search"
+
+    @property
     def scratch_url(self) -> str:
         """Where the evaluation may spill."""
         return join_url(self.store.url, f"{self.path}/scratch")
@@ -192,7 +198,8 @@ class RunFolder:
 
     def drop_checkpoints(self) -> None:
         """Remove the state of a training whose result is in the cache."""
-        self._drop("checkpoint")
+        for name in ("checkpoint", "search/checkpoint", "search/models"):
+            self._drop(name)
 
     def drop_champions(self) -> None:
         """Remove the copies of champions that were evaluated."""

@@ -38,7 +38,8 @@ class Event:
         Seconds since the epoch.
     kind : str
         ``attempt``, ``cluster``, ``stage`` (started, cached, done, failed), ``progress``, ``notice``, ``training``
-        (what happened to it, see `pipelines.run.training_record`) or ``end``.
+        (what happened to it, see `pipelines.run.training_record`), ``trials`` (of a search, as they begin and end) or
+        ``end``.
     stage : str
         The stage it belongs to, or empty.
     data : dict

@@ -90,6 +90,15 @@ def _evaluate_champion(work: Work, registry: Registry, champion: ModelVersion, m
     )
 
 
+def _spec_of_model(work: Work) -> dict[str, Any]:
+    """The spec that gives the model: after a search with the parameters that were found, in place of the search."""
+    spec = work.compiled.spec
+    if spec.train.tune is not None:
+        found = work.result("train").summary["search"]["params"]
+        spec = spec.model_copy(update={"train": spec.train.for_trial(found)})
+    return spec.model_dump(mode="json")
+
+
 def _lineage(work: Work) -> Lineage:
     compiled, fitted = work.compiled, work.fitted()
     environment = load(Environment, work.read("train", "environment.json"))
@@ -98,7 +107,7 @@ def _lineage(work: Work) -> Lineage:
         compiled.dataset,
         compiled.source,
         work.split(),
-        compiled.spec.model_dump(mode="json"),
+        _spec_of_model(work),
         rows=dict(fitted.rows),
         dropped=dict(fitted.dropped),
         code_digest=compiled.plan.code_digest,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pipelines.codec import from_plain
 from pipelines.run.journal import Event
 from pipelines.run.training_record import TrainingRecord, take_in
 
@@ -41,6 +42,33 @@ class StageRecord:
 
 
 @dataclass(frozen=True)
+class TrialRecord:
+    """One trial of a search.
+
+    Attributes
+    ----------
+    params : dict
+        What was tried, of the parameters that are searched.
+    state : str
+        ``running``, ``complete``, ``pruned`` or ``failed``.
+    value : float or None
+        The search's metric on validation, of complete trials.
+    steps : int
+        The last step (epoch, round) that was seen of its training.
+    error : str
+        Why it failed.
+    """
+
+    number: int
+    params: dict[str, Any]
+    state: str
+    value: float | None = None
+    seconds: float = 0.0
+    steps: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """A run as its journal tells it; frozen, JSON-able.
 
@@ -67,6 +95,8 @@ class RunRecord:
         What a reader should know: skipped files, refused promotions, lost ranks.
     training : TrainingRecord or None
         What the training went through, over all attempts; None before it began, and when it was taken from the cache.
+    trials : tuple of TrialRecord
+        Of a search, by number.
     """
 
     run_id: str
@@ -82,6 +112,7 @@ class RunRecord:
     version: str | None = None
     notices: tuple[str, ...] = ()
     training: TrainingRecord | None = None
+    trials: tuple[TrialRecord, ...] = ()
     schema: int = 1
 
     @property
@@ -123,6 +154,8 @@ def _apply(record: RunRecord, event: Event) -> RunRecord:
             return replace(record, notices=(*record.notices, str(event.data["text"])))
         case "training":
             return _apply_training(record, event)
+        case "trials":
+            return _apply_trials(record, event)
         case "end":
             return _apply_end(record, event)
         case _:
@@ -150,6 +183,12 @@ def _apply_training(record: RunRecord, event: Event) -> RunRecord:
     if event.data["notice"]:
         record = replace(record, notices=(*record.notices, str(event.data["text"])))
     return replace(record, training=take_in(record.training or TrainingRecord(), what, data))
+
+
+def _apply_trials(record: RunRecord, event: Event) -> RunRecord:
+    told = [from_plain(TrialRecord, plain) for plain in event.data["trials"]]
+    known = {trial.number: trial for trial in (*record.trials, *told)}
+    return replace(record, trials=tuple(known[number] for number in sorted(known)))
 
 
 def _apply_end(record: RunRecord, event: Event) -> RunRecord:

@@ -34,6 +34,9 @@ from pipelines.training.happenings import Happening
 if TYPE_CHECKING:
     from distributed import Client
 
+TRIALS = "trials.json"
+"""The file of a training's result that tells the trials of a search."""
+
 Report = Callable[..., None]
 """Called with a stage's progress: done, total, unit, rate, metrics."""
 
@@ -54,6 +57,8 @@ class Work:
         Takes down what happens to the training.
     strikes : Strikes, optional
         Faults to inject into it on purpose.
+    on_trials : callable
+        Takes what is told of a search's trials, and of the best so far.
     """
 
     compiled: Compiled
@@ -64,6 +69,7 @@ class Work:
     stop: threading.Event
     log: TrainingLog
     strikes: Strikes | None = None
+    on_trials: Callable[[list[dict[str, Any]], dict[str, Any] | None], None] = lambda trials, best: None
 
     def result(self, name: str) -> StageResult:
         """Find the committed result of a stage that has run."""
@@ -185,6 +191,10 @@ def run_train(work: Work) -> tuple[dict[str, bytes], dict[str, Any]]:
         rows=dict(fitted.rows),
     )
 
+    if spec.train.tune is not None:
+        from pipelines.run.searching import run_search
+
+        return run_search(work, data)
     began = time.time()
 
     def report(progress: Progress) -> None:
@@ -219,14 +229,18 @@ def run_train(work: Work) -> tuple[dict[str, bytes], dict[str, Any]]:
         resuming=work.log.resuming,
         strikes=work.strikes,
     )
-    model = Model.from_fit(trained, fitted.plan, fitted.target)
+    return trained_result(work, Model.from_fit(trained, fitted.plan, fitted.target), trained.summary)
+
+
+def trained_result(work: Work, model: Model, trained: dict[str, Any]) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Put a trained model into the stage's result, with what its training says about itself."""
     digest = _save(work, "train", model)
-    summary = {k: v for k, v in trained.summary.items() if k != "history"}
+    summary = {k: v for k, v in trained.items() if k != "history"}
     files = {
-        "summary.json": json.dumps(trained.summary, sort_keys=True, default=float).encode(),
+        "summary.json": json.dumps(trained, sort_keys=True, default=float).encode(),
         "environment.json": dump(describe_environment()),
     }
-    return files, {"model_digest": digest, "kind": trained.kind, "python_only": model.python_only, **summary}
+    return files, {"model_digest": digest, "kind": model.kind, "python_only": model.python_only, **summary}
 
 
 def run_evaluate(work: Work) -> tuple[dict[str, bytes], dict[str, Any]]:

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipelines.config import Config
 from pipelines.errors import Fault, NotFoundError, UserCodeError
 from pipelines.spec.document import Document
-from pipelines.spec.faults import faults_of
+from pipelines.spec.faults import faults_of, model_of
 from pipelines.spec.pipeline import BUILT_IN_STAGES, StageConfig
+from pipelines.spec.searching import search_faults
 from pipelines.training.estimators.registry import learns_several, resolve
 
 
@@ -63,10 +63,13 @@ def _estimator(sections: Mapping[str, Any], document: Document) -> Iterator[Faul
         if not sections.get("code"):
             yield Fault(place, error.what, error.remedy)
         return
+    if train.tune is not None:
+        yield from search_faults(sections, estimator, document)
     try:
-        estimator.check(train)
+        if train.tune is None:  # else its parameters are not complete
+            estimator.check(train)
     except ValidationError as error:
-        yield from faults_of(error, document, _model_of(error), under=("train", "params"))
+        yield from faults_of(error, document, model_of(error), under=("train", "params"))
     except ValueError as error:
         yield Fault(document.place(("train",)), str(error), f"See the parameters of {train.estimator}")
     except UserCodeError as error:
@@ -87,17 +90,6 @@ def _workers(sections: Mapping[str, Any], document: Document) -> Iterator[Fault]
         message = f"the training needs {train.min_workers} workers, and the cluster has at most {cluster.highest}"
         fix = "Lower it, or raise cluster.workers or cluster.max_workers"
         yield Fault(document.place(("train", "min_workers")), message, fix)
-
-
-def _model_of(error: ValidationError) -> type[Config]:
-    """The model that a validation failed on: an estimator's own, which only it knows."""
-    waiting: list[type[Config]] = [Config]
-    while waiting:
-        model = waiting.pop()
-        if model.__name__ == error.title:
-            return model
-        waiting += model.__subclasses__()
-    return Config
 
 
 def _publishing(sections: Mapping[str, Any], document: Document) -> Iterator[Fault]:

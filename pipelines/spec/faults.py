@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from pipelines.config import Config
 from pipelines.errors import Fault
 from pipelines.spec.document import Document, Path
 
@@ -27,6 +28,17 @@ def faults_of(error: ValidationError, document: Document, model: type[BaseModel]
         if item["type"] == "too_short":
             short.add(path)
     return [_joined(faults) for path, faults in by_path.items() if not _follows_from_others(path, short, by_path)]
+
+
+def model_of(error: ValidationError) -> type[Config]:
+    """The model that a validation failed on: an estimator's own, which only it knows."""
+    waiting: list[type[Config]] = [Config]
+    while waiting:
+        model = waiting.pop()
+        if model.__name__ == error.title:
+            return model
+        waiting += model.__subclasses__()
+    return Config
 
 
 def _follows_from_others(path: Path, short: set[Path], by_path: Mapping[Path, object]) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from pipelines.config import Config, _seconds
+from pipelines.training.tuning import TuneConfig
 
 
 class CheckpointConfig(Config):
@@ -162,6 +164,8 @@ class TrainConfig(Config):
     random_state: int = Field(default=0, ge=0)
     max_sample_rows: int = Field(default=1_000_000, ge=1)
     """Foreign estimators that can't learn in pieces fit on a seeded sample of at most so many rows."""
+    tune: TuneConfig | None = None
+    """Search for parameters; see `pipelines.training.tuning.TuneConfig`."""
 
     @field_validator("strategy", mode="before")
     @classmethod
@@ -174,6 +178,10 @@ class TrainConfig(Config):
             near = get_close_matches(name, STRATEGIES, 1)
             raise ValueError(f"no strategy {name!r}" + (f"; did you mean {near[0]}?" if near else f"; {STRATEGIES}"))
         return {"name": value} if isinstance(value, str) else value
+
+    def for_trial(self, found: Mapping[str, Any]) -> TrainConfig:
+        """Return the plain training with the parameters that a search has `found`."""
+        return self.model_copy(update={"params": {**self.params, **found}, "tune": None})
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

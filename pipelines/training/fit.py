@@ -60,6 +60,7 @@ def fit(
     happened: Happened | None = None,
     resuming: bool = False,
     strikes: Strikes | None = None,
+    trial: bool = False,
 ) -> Fit:
     """Train on `ranks` Dask workers; goes on from the last checkpoint in `checkpoint_url` of the same config and data.
 
@@ -90,6 +91,9 @@ def fit(
         refused then, with the differences, instead of training from the beginning beside them.
     strikes : Strikes, optional
         Faults to inject on purpose, by trainers that survive losses.
+    trial : bool
+        Whether it is one of a search's trials: every step (round) is reported, so that trials can be compared step by
+        step, and the workers do other tasks meanwhile.
 
     Raises
     ------
@@ -114,6 +118,7 @@ def fit(
         happened=happened or ignore,
         resuming=resuming,
         strikes=strikes,
+        trial=trial,
     )
     estimator = resolve(config.estimator)
     if data.target.others and not learns_several(estimator):

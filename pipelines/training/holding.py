@@ -130,6 +130,10 @@ class Holding:
         """Note that work for `step` is done now."""
         self.heard, self.heard_at = step, time.monotonic()
 
+    def forget(self) -> None:
+        """Be done with one training, and ready for another on the same rows."""
+        self.newest, self.heard, self.heard_at = None, -1, 0.0
+
     def keep(self, step: int, state: bytes) -> None:
         """Keep the training's newest state."""
         self.newest = Snapshot(step, state, time.monotonic())

@@ -67,6 +67,7 @@ class Boosting:
             deadlines=request.deadlines,
             on_message=_Progresses(request, data, evals),
             stop=request.stop,
+            share_workers=request.trial,
             name="xgboost",
         )
         return _fit(results.results[0], request, job, ranks=len(dealt))
@@ -105,6 +106,7 @@ def _job(request: FitRequest, params: XGBoostParams, evals: tuple[str, ...]) -> 
         train_share=min(1.0, known / max(rows, 1)) if known is not None else 1.0,
         step_s=request.deadlines.step_s,
         towards=_cluster_host(request),
+        every_round=request.trial,
     )
 
 

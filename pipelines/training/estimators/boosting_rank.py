@@ -54,6 +54,8 @@ class Job:
     step_s: float
     towards: str
     """A host of the cluster: rank 0 listens for the others on the address that it would reach it from."""
+    every_round: bool = False
+    """Report every round, so that trainings can be compared round by round."""
 
 
 def run(context: RankContext) -> bytes:
@@ -224,7 +226,7 @@ def _boost(
         if context.rank == 0:
             rate = rows / max(time.monotonic() - began, 1e-9)
             message_ = {"unit": "round", "done": rounds.done, "total": total, "metrics": values, "rows_per_s": rate}
-            report(message_, force=rounds.done == total or rounds.exhausted)
+            report(message_, force=job.every_round or rounds.done == total or rounds.exhausted)
         leave = _agree_to_leave(context)
         keeper.after_round(booster, rounds, now=leave)
         if leave and rounds.done < total and not rounds.exhausted:

@@ -189,6 +189,7 @@ class Foreign:
             deadlines=request.deadlines,
             on_message=_Progresses(request),
             stop=request.stop,
+            share_workers=request.trial,
             name=self.found.name,
         )
         return take_apart(results.results[0])

@@ -16,7 +16,7 @@ from pipelines.training.config import AsynchronousConfig, SynchronousConfig, Tra
 from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.linear_losses import refuse_labels
 from pipelines.training.estimators.linear_params import MINI_BATCH, SERVED, LinearParams, params_of
-from pipelines.training.estimators.registry import FitRequest
+from pipelines.training.estimators.registry import FitRequest, Series
 from pipelines.training.estimators.served_params import refuse_parameters, refuse_several
 from pipelines.training.fit import Fit, Progress
 from pipelines.training.gang import Sizes, run_gang
@@ -64,6 +64,15 @@ class LinearEstimator:
 
     def fit(self, request: FitRequest) -> Fit:
         """Train; see `pipelines.training.fit.fit`."""
+        params = self.refuse(request)
+        if request.config.strategy.name == "parameter_server":
+            from pipelines.training.estimators.served import fit_served
+
+            return fit_served(request, params)
+        return _fit(request)
+
+    def refuse(self, request: FitRequest) -> LinearParams:
+        """Raise for a request that can't be met, before anything is started; returns its parameters."""
         params = self.check(request.config)
         kind = request.data.target.kind
         if kind not in self.label_kinds:
@@ -74,15 +83,16 @@ class LinearEstimator:
                 found=kind,
                 remedy="Choose another estimator, or say the label's kind under label:.",
             )
-        # Refused before anything is started.
         class_factors(request.config.class_weight, request.data.target)
         refuse_labels(params, request.data.target)
         refuse_several(request.config, kind, request.data.labels)
-        if request.config.strategy.name == "parameter_server":
-            from pipelines.training.estimators.served import fit_served
+        return params
 
-            return fit_served(request, params)
-        return _fit(request)
+    def series(self, request: FitRequest) -> Series | None:
+        """Begin fits that share their gang's lanes; None for strategies that have no lanes to share."""
+        from pipelines.training.estimators.linear_series import LinearSeries
+
+        return LinearSeries(self, request) if request.config.strategy.name == "synchronous" else None
 
 
 def refuse_strategy(config: TrainConfig, params: LinearParams) -> None:
@@ -106,7 +116,7 @@ SVM = LinearEstimator(("binary", "multiclass"))
 
 def _fit(request: FitRequest) -> Fit:
     dealer, regroup = Dealer(request), threading.Event()
-    _settle_identity(request, dealer.identity)
+    settle_identity(request, dealer.identity)
     story = Story(request.happened)
     redeal = regroup if request.config.stragglers == "deal" else None
     reporter = Reporter(request.report, (request.data.rows or {}).get("train"), story, redeal)
@@ -130,13 +140,14 @@ def _fit(request: FitRequest) -> Fit:
         strikes=request.strikes,
         stop=request.stop,
         regroup=regroup,
+        share_workers=request.trial,
         name=request.config.estimator,
     )
     fit = assemble(gang.results, time.monotonic() - began)
     return replace(fit, summary={**fit.summary, "gang": history(gang, story.resumptions, reporter.slow)})
 
 
-def _settle_identity(request: FitRequest, plain: dict[str, Any]) -> None:
+def settle_identity(request: FitRequest, plain: dict[str, Any]) -> None:
     """Refuse checkpoints of another training when one is gone on with, and say whose ours are."""
     if request.checkpoint_url is None:
         return
@@ -159,7 +170,6 @@ class Dealer:
         self.ranks = min(request.ranks, len(self._lanes))
         self.most = max(self.ranks, min(request.max_ranks, len(self._lanes)))
         self._deals_on_demand = isinstance(config.strategy, AsynchronousConfig)
-        self.lanes = len(self._lanes)
         self.identity = identity(request, self.lanes)
         self._common = {
             "config": codec.to_plain(config),
@@ -167,7 +177,13 @@ class Dealer:
             "step_s": request.deadlines.step_s,
             "checkpoint_url": request.checkpoint_url,
             "identity": codec.digest(codec.canonical(self.identity)),
+            "every_step": request.trial,
         }
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes there are."""
+        return len(self._lanes)
 
     def arguments(self, holds: Sequence[Sequence[int]], speeds: Sequence[float] | None = None) -> list[dict[str, Any]]:
         """Return the arguments of each rank of a formation; `holds` are the lanes that each has loaded."""
@@ -197,6 +213,10 @@ class Reporter:
         self._loaded: dict[int, int] = {}
         self._began = time.monotonic()
 
+    def turn_to(self, report: Callable[[Progress], None]) -> None:
+        """Report another fit of the same ranks, whose paces are counted anew."""
+        self._report, self._paces = report, {}
+
     def __call__(self, rank: int, message: dict[str, Any]) -> None:
         self._story.spoke()
         if message["unit"] == "load":
@@ -224,12 +244,13 @@ class Reporter:
 
     def _judge(self) -> None:
         """Name ranks that are slow, once each, and have the work dealt anew if that is wanted: once for a formation."""
-        for rank, ratio in slow_ranks(self._paces).items():
+        paces = self._paces  # another thread may ask for speeds meanwhile, and begins new ones
+        for rank, ratio in slow_ranks(paces).items():
             if rank not in self.slow:
                 self._story.noticed(f"rank {rank} takes {ratio:.1f} times as long for a row as the others")
             self.slow[rank] = max(ratio, self.slow.get(rank, 0.0))
             if self._redeal is not None and self._dealt is None:
-                self._dealt = speeds(self._paces, max(self._paces) + 1)
+                self._dealt = speeds(paces, max(paces) + 1)
                 self._redeal.set()
 
     def speeds(self, order: Introduce) -> Sequence[float] | None:

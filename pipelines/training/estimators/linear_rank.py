@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -28,10 +30,10 @@ from pipelines.training.estimators.linear_setting import (
     make_setting,
     sample_stride,
 )
-from pipelines.training.estimators.linear_watch import Checkpoints, Telling, Watching
+from pipelines.training.estimators.linear_watch import END_S, Checkpoints, GivenUp, Telling, Watching
 from pipelines.training.gang import RankContext, Regroup
 from pipelines.training.holding import Holding, Resumption, resume
-from pipelines.training.loading import Moments, check_finite, moments_size, own_rss_bytes, plan_room
+from pipelines.training.loading import Moments, Room, check_finite, moments_size, own_rss_bytes, plan_room
 from pipelines.training.optimisers import Outcome, Watch
 from pipelines.training.optimisers.first_order import Descent, descend
 from pipelines.training.optimisers.lbfgs import lbfgs
@@ -47,8 +49,14 @@ from pipelines.training.strategies.synchronous import MeanObjective, Team
 
 def program(context: RankContext) -> bytes:
     """Train; rank 0 returns the model, the others what they used."""
-    arguments = context.arguments
-    job = Job(
+    job = job_of(context.arguments)
+    tell = Telling(context, every=context.arguments["every_step"])
+    return train(context, job, Loaded.of(context, job, tell), tell)
+
+
+def job_of(arguments: dict[str, Any]) -> Job:
+    """Read a rank's arguments."""
+    return Job(
         data=TrainingData.from_plain(arguments["data"]),
         config=codec.from_plain(TrainConfig, arguments["config"]),
         lanes=dict(arguments["lanes"]),
@@ -56,13 +64,37 @@ def program(context: RankContext) -> bytes:
         checkpoint_url=arguments["checkpoint_url"],
         identity=arguments["identity"],
     )
-    features = len(job.data.features.names)
-    room = cache(lambda: plan_room(context.memory_bytes, own_rss_bytes(), features, context.threads))
-    held = Holding.of(context, room)
-    began, tell = time.monotonic(), Telling(context)
-    held.load(context, job.data, job.lanes, room().in_flight_bytes, tell.loaded)
-    moments = _agree_on_moments(context, job, held)
-    load_s = time.monotonic() - began
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A rank's lanes, and what all ranks have seen of theirs."""
+
+    held: Holding
+    moments: Moments
+    load_s: float
+    room: Callable[[], Room]
+
+    @classmethod
+    def of(cls, context: RankContext, job: Job, tell: Telling) -> Loaded:
+        """Load what is not there yet. Called by all ranks."""
+        features, began = len(job.data.features.names), time.monotonic()
+        room = cache(lambda: plan_room(context.memory_bytes, own_rss_bytes(), features, context.threads))
+        held = Holding.of(context, room)
+        held.load(context, job.data, job.lanes, room().in_flight_bytes, tell.loaded)
+        moments = _agree_on_moments(context, job, held)
+        return cls(held, moments, time.monotonic() - began, room)
+
+
+def train(context: RankContext, job: Job, loaded: Loaded, tell: Telling) -> bytes:
+    """Train on what is loaded; rank 0 returns the model, the others what they used.
+
+    Raises
+    ------
+    TrainingError
+        The training can't go on: raised on all ranks, or on rank 0 once the others are done with it.
+    """
+    held, moments, features = loaded.held, loaded.moments, len(job.data.features.names)
     setting = make_setting(job, moments)
     streams = {number: LaneStream(number, blocks, job.config.random_state) for number, blocks in held.lanes.items()}
     with closing(_passes(context, held, features, setting)) as passes:
@@ -72,7 +104,7 @@ def program(context: RankContext) -> bytes:
         )  # fmt: skip
         used = {
             "rank": context.rank,
-            "load_s": load_s,
+            "load_s": loaded.load_s,
             "memory_bytes": held.store.memory_bytes,
             "disk_bytes": held.store.disk_bytes,
         }
@@ -87,9 +119,16 @@ def program(context: RankContext) -> bytes:
         strategy = job.config.strategy
         ranks = None
         if isinstance(strategy, AsynchronousConfig):
-            ranks = Ranks(context, job, held, room(), passes, streams, strategy.staleness, context.arguments["step_s"])
+            room, step_s = loaded.room(), context.arguments["step_s"]
+            ranks = Ranks(context, job, held, room, passes, streams, strategy.staleness, step_s)
         if context.rank == 0:
-            result = _lead(context, job, setting, team, moments, tell, start, checkpoints, machines, ranks)
+            try:
+                result = _lead(context, job, setting, team, moments, tell, start, checkpoints, machines, ranks)
+            except (TrainingError, GivenUp):
+                team.end()
+                if checkpoints is not None:
+                    checkpoints.saver.finish(END_S)  # whoever is told removes them
+                raise
             return encode_state({**result, "rank": {**used, "compute_s": team.compute_s}})
         if ranks is not None:
             follow(ranks)

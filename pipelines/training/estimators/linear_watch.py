@@ -42,11 +42,27 @@ _OWN = "_certificate"
 _SAVED = "_checkpoints"
 
 
-class Telling:
-    """Reports, a few times a second at most."""
+class GivenUp(Exception):
+    """Nobody wants the result of this training any more."""
 
-    def __init__(self, context: RankContext) -> None:
-        self._context = context
+
+class Telling:
+    """Reports, a few times a second at most.
+
+    Parameters
+    ----------
+    context : RankContext
+    every : bool
+        Report every step, or of mini-batches every epoch, so that trainings can be compared step by step.
+    given_up : callable
+        Whether nobody wants the result any more.
+    """
+
+    def __init__(
+        self, context: RankContext, *, every: bool = False, given_up: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._context, self._every, self.given_up = context, every, given_up
+        self._before: tuple[int, dict[str, float]] | None = None
         self._next: dict[str, float] = {}
         self._began = time.monotonic()
         self.rows = 0.0
@@ -75,9 +91,20 @@ class Telling:
         self.rows += rows
 
     def stepped(self, unit: str, done: int, total: int, metrics: dict[str, float]) -> None:
-        if self._due(unit):
-            rate = self.rows / max(time.monotonic() - self._began, 1e-9)
-            self._context.report({"unit": unit, "done": done, "total": total, "metrics": metrics, "rows_per_s": rate})
+        if self._every and "epoch" in metrics:
+            self._tell_epoch(int(metrics["epoch"]), metrics)
+        elif self._every or self._due(unit):
+            self._tell(unit, done, total, metrics)
+
+    def _tell_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+        """Report an epoch that is over: the last of its steps has the mean of its losses."""
+        if self._before is not None and epoch > self._before[0]:
+            self._tell("epoch", epoch, 0, self._before[1])
+        self._before = epoch, metrics
+
+    def _tell(self, unit: str, done: int, total: int, metrics: dict[str, float]) -> None:
+        rate = self.rows / max(time.monotonic() - self._began, 1e-9)
+        self._context.report({"unit": unit, "done": done, "total": total, "metrics": metrics, "rows_per_s": rate})
 
 
 class Checkpoints:
@@ -89,6 +116,11 @@ class Checkpoints:
         self._prefix = f"{FAMILY}-{job.identity[:24]}"
         self._report = context.report
         self.saver: Saver = context.kept.values.setdefault(_SAVER, Saver(self._save, self._notice))
+
+    @staticmethod
+    def forget(context: RankContext) -> None:
+        """Be done with one training's: the process is about to have another's."""
+        context.kept.values.pop(_SAVER, None)
 
     def latest(self) -> Checkpoint | None:
         """Return the newest one that is intact; others are told about."""
@@ -213,6 +245,8 @@ class Watching:
                 text = f"the last checkpoint was not written within {STOP_S:g} s; an earlier one is gone on from"
                 self._context.report({"unit": "notice", "text": text})
             self.team.stop()
+        if self._tell.given_up():
+            raise GivenUp
         if self._context.regroup_requested():
             if self.team.keeps_lanes:
                 self._share()

@@ -39,6 +39,7 @@ class FitRequest:
     happened: Happened = field(default=ignore)
     resuming: bool = False
     strikes: Strikes | None = None
+    trial: bool = False
 
 
 class Estimator(Protocol):
@@ -64,6 +65,40 @@ class Estimator(Protocol):
 
     def fit(self, request: FitRequest) -> Fit:
         """Train. Blocks until done; see `pipelines.training.fit.fit`."""
+        ...
+
+
+class Series(Protocol):
+    """Fits of one estimator on the same data, one after the other, that share what is loaded."""
+
+    def fit(
+        self,
+        config: TrainConfig,
+        *,
+        checkpoint_url: str | None,
+        report: Callable[[Progress], None],
+        give_up: threading.Event,
+    ) -> Fit:
+        """Train with another `config`; `give_up` ends this fit, without a checkpoint: ``InterruptedRunError``.
+
+        Raises what `pipelines.training.fit.fit` does. The next fit starts the gang again where one has ended it.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the gang. May be called again."""
+        ...
+
+
+@runtime_checkable
+class FitsSeries(Protocol):
+    """An estimator whose fits can share loaded data."""
+
+    def series(self, request: FitRequest) -> Series | None:
+        """Begin a series; None where this request's fits share nothing. Its `stop` ends the series, with a checkpoint.
+
+        Nothing is started before the first fit.
+        """
         ...
 
 

@@ -38,6 +38,10 @@ def _forget(step: int) -> None:
     """Nobody wants to know."""
 
 
+def _silence(timeout_s: float) -> None:
+    """Nobody has anything to say."""
+
+
 class Collective(Protocol):
     """What ranks say to each other. Every call is made by all ranks, in the same order, and has a deadline.
 
@@ -124,6 +128,10 @@ class RankContext:
     committed: Callable[[int], None] = field(repr=False, default=_forget)
     """Tell that the work has come to a step from which it would go on; a gang that makes no steps is not formed again
     and again."""
+    hear: Callable[[float], dict[str, Any] | None] = field(repr=False, default=_silence)
+    """Wait, at most so many seconds, for the next of ``run_gang``'s `words`; rank 0 gets them, in their order. None
+    when none came, and at once when this rank is to leave. Words for an earlier formation may still come: a word that
+    answers something should say what."""
     formation: int = 1
     """Counts how often the gang has formed; the ranks that were here before keep `kept`."""
     kept: Kept = field(repr=False, default_factory=Kept)

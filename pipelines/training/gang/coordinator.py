@@ -105,6 +105,10 @@ class Coordinator:
                 case Recruit():
                     raise ValueError("calling for members is the launcher's work")
 
+    def say(self, member: int, word: dict[str, Any]) -> None:
+        """Hand a word of the gang's owner to a member."""
+        self._send("member", member, {"kind": "word", "word": word})
+
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()

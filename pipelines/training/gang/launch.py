@@ -207,9 +207,11 @@ def host_towards(client: Client) -> str:
 
 def _watch_on_worker(plain: dict[str, Any]) -> None:
     """Watch a rank from a Dask task."""
-    from distributed import get_worker
+    from distributed import get_worker, secede
 
     worker = get_worker()
+    if plain["shares_worker"]:
+        secede()
     process.give_back_memory()
     host = urlsplit(worker.address).hostname if worker.address.startswith(("tcp://", "tls://")) else "127.0.0.1"
     watch(

@@ -184,6 +184,11 @@ class Membership:
         """Return a member's rank, or its number before it has one."""
         return self._members[member].name
 
+    def leader(self) -> int | None:
+        """Return the member that has rank 0, while a formation is at work."""
+        formed = self._formed() if self.phase is Phase.RUNNING else []
+        return formed[0].number if formed and formed[0].rank == 0 else None
+
     def worker(self, member: int) -> str:
         """Name the worker that `member` runs on, empty before it is known."""
         return self._members[member].worker if member in self._members else ""

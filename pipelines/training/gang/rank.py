@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class _Member:
         self._kept = Kept()
         self._said = threading.Condition()
         self._order: tuple[dict[str, Any], bytes] | None = None
+        self._words: deque[dict[str, Any]] = deque()
         self._leave = ""
         self._dismissed = False
         self._stop, self._regroup = threading.Event(), threading.Event()
@@ -142,9 +144,15 @@ class _Member:
             leaving=lambda: bool(self._leave),
             regroup_requested=self._regroup.is_set,
             committed=lambda step: self._line.send({"kind": "committed", "step": step}),
+            hear=self._hear,
             formation=order["formation"],
             kept=self._kept,
         )
+
+    def _hear(self, timeout_s: float) -> dict[str, Any] | None:
+        with self._said:
+            self._said.wait_for(lambda: self._words or self._leave or self._stop.is_set(), timeout_s)
+            return self._words.popleft() if self._words else None
 
     def _listen(self) -> None:
         """Obey the coordinator for as long as it is there, and end with it."""
@@ -165,6 +173,9 @@ class _Member:
                 # Words for the formation before have all been read: the coordinator speaks in order.
                 self._order, self._leave = (order, payload), ""
                 self._regroup.clear()
+                self._words.clear()
+            case "word":
+                self._words.append(order["word"])
             case "regroup":
                 self._regroup.set()
             case "stop":

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipelines import errors
@@ -86,6 +87,8 @@ def run_gang(
     strikes: Strikes | None = None,
     stop: threading.Event | None = None,
     regroup: threading.Event | None = None,
+    words: SimpleQueue[dict[str, Any]] | None = None,
+    share_workers: bool = False,
     name: str = "training",
 ) -> GangResult:
     """Start ranks on distinct Dask workers, and wait for what they return.
@@ -126,6 +129,11 @@ def run_gang(
         Set it to make the ranks write their checkpoint and leave.
     regroup : threading.Event, optional
         Set it to have the work dealt out anew, in a new formation; it is cleared then.
+    words : SimpleQueue of dict, optional
+        Small JSON messages for rank 0, which hears them with ``RankContext.hear``; may be filled from any thread.
+    share_workers : bool
+        Whether the ranks' Dask workers do other tasks meanwhile: those of whoever looks at what ranks have made while
+        they wait.
     name : str
         Shown to others that wait for this gang, and in errors.
 
@@ -181,9 +189,19 @@ def run_gang(
                     memory_bytes=memory_bytes,
                     step_s=deadlines.step_s,
                     start_s=deadlines.start_s,
+                    shares_worker=share_workers,
                 )
                 gang = Membership(sizes, deadlines, time.monotonic())
-                hands = _Hands(gang, coordinator, launcher, first, on_message or _ignore, on_loss or _ignore, strikes)
+                hands = _Hands(
+                    gang,
+                    coordinator,
+                    launcher,
+                    first,
+                    on_message or _ignore,
+                    on_loss or _ignore,
+                    strikes,
+                    words or SimpleQueue(),
+                )
                 interrupted = hands.attend(stop, regroup or threading.Event())
         finally:
             launcher.close()
@@ -207,9 +225,10 @@ class _Hands:
         on_message: Callable[[int, dict[str, Any]], None],
         on_loss: Callable[[Loss], None],
         strikes: Strikes | None,
+        words: SimpleQueue[dict[str, Any]],
     ) -> None:
         self._gang, self._coordinator, self._launcher, self._first = gang, coordinator, launcher, first
-        self._on_message, self._on_loss, self._strikes = on_message, on_loss, strikes
+        self._on_message, self._on_loss, self._strikes, self._words = on_message, on_loss, strikes, words
         self._members = 0
         self._told = 0
         self._evident = False
@@ -235,6 +254,7 @@ class _Hands:
                     regroup.clear()
                     self._handle(RegroupAsked())
                 self._obey(gang.tick(time.monotonic()))
+                self._pass_on()
                 self._tell()
                 if self._strikes is not None:
                     self._obey(self._strikes.due(gang.at_work(), gang.broken))
@@ -258,6 +278,12 @@ class _Hands:
                     self._gang.handle(Enlisted(member, place), time.monotonic())
             else:
                 self._coordinator.obey([order])
+
+    def _pass_on(self) -> None:
+        """Give the owner's words to rank 0, when there is one."""
+        leader = self._gang.leader()
+        while leader is not None and not self._words.empty():
+            self._coordinator.say(leader, self._words.get_nowait())
 
     def _next_launch(self) -> Launch:
         launch = replace(self._first, member=self._members)

@@ -51,6 +51,8 @@ class Launch:
     memory_bytes: int | None
     step_s: float
     start_s: float
+    shares_worker: bool = False
+    """Whether the Dask worker does other tasks beside the rank."""
 
     def plain(self) -> dict[str, Any]:
         """Turn it into JSON values."""

@@ -203,6 +203,9 @@ def test_chaos_is_refused_where_it_would_hurt(make_spec: Callable[..., dict[str,
     boosting = load_spec(make_spec(train={"estimator": "xgboost"}))
     with pytest.raises(UsageError, match="does not go on after a loss"):
         read_chaos("kill=1", boosting)
+    searching = load_spec(make_spec(train={"estimator": "logistic_regression", "tune": {"space": {"l2": [0.1, 1.0]}}}))
+    with pytest.raises(UsageError, match="a search has many"):
+        read_chaos("kill=1", searching)
     elsewhere = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"backend": "yarn"})})
     with pytest.raises(UsageError, match="local clusters only"):
         read_chaos("kill=1", elsewhere)

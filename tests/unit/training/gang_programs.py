@@ -162,3 +162,31 @@ def linger(context: RankContext) -> bytes:
         time.sleep(0.02)
     context.report({"off": os.getppid()})
     return b"done"
+
+
+def converse(context: RankContext) -> bytes:
+    """Ask on rank 0 until there is nothing more to do, and tell the others; die once, where the arguments say so."""
+    heard: list[int] = context.kept.values.setdefault("heard", [])
+    count = 0
+    while True:
+        ticket, word = f"{context.formation}.{count}", None
+        if context.rank == 0:
+            context.report({"ready": ticket})
+            while word is None or word.get("ticket") != ticket:
+                word = context.hear(5.0)
+                if context.leaving():
+                    raise Regroup
+                if context.stop_requested():
+                    word = {"ticket": ticket, "stop": True}
+        said = json.loads(context.collective.broadcast(None if context.rank else json.dumps(word).encode()))
+        if said.get("stop"):
+            raise StopRequested
+        if said.get("end"):
+            return json.dumps(heard).encode()
+        if said["die"] and context.rank == said["die"] - 1 and context.formation == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        context.collective.barrier()
+        heard.append(said["work"])
+        count += 1
+        if context.rank == 0:
+            context.report({"done": said["work"]})
