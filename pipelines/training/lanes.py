@@ -48,7 +48,11 @@ def deal_lanes(
     tuple of tuple of int
         For each rank its lanes, ascending.
     """
-    weights = [sum(plan.shards[place].bytes for place in lane) for lane in lanes]
+    return deal_weights([sum(plan.shards[place].bytes for place in lane) for lane in lanes], holds)
+
+
+def deal_weights(weights: Sequence[int], holds: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Deal things of these weights, as `deal_lanes` does lanes; returns their places, for each rank."""
     ranks = len(holds)
     if not any(holds):
         cuts = cut_evenly(weights, ranks)

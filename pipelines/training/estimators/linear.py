@@ -1,4 +1,4 @@
-"""Linear and logistic regression by synchronous gradient descent over ranks."""
+"""Linear and logistic regression over ranks that share the rows, or the columns."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
 from pipelines import codec
 from pipelines.config import Config
 from pipelines.errors import UsageError
-from pipelines.training.config import TrainConfig
+from pipelines.training.config import ModelParallelConfig, TrainConfig
 from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.registry import FitRequest
 from pipelines.training.fit import Fit, Progress
@@ -106,6 +106,11 @@ class LinearEstimator:
         params = LinearParams.model_validate(config.params)
         if config.class_weight is not None and "regression" in self.label_kinds:
             raise ValueError("class_weight needs classes; linear regression has none")
+        if config.strategy.name == "model_parallel" and params.solver == "newton":
+            raise ValueError(
+                "strategy: model_parallel has no Newton's method, whose matrix is for few columns; "
+                "use solver: auto, lbfgs, owlqn, sgd, momentum or adam"
+            )
         return params
 
     def memory_per_row(self, features: int) -> int:
@@ -133,8 +138,8 @@ LINEAR = LinearEstimator(("regression",))
 
 
 def _fit(request: FitRequest) -> Fit:
-    dealer = Dealer(request)
-    reporter = _Reporter(request.report, (request.data.rows or {}).get("train"))
+    dealer = make_dealer(request)
+    reporter = _Reporter(request.report, dealer.rows)
     began = time.monotonic()
     gang = run_gang(
         request.client,
@@ -152,11 +157,41 @@ def _fit(request: FitRequest) -> Fit:
     return replace(fit, summary={**fit.summary, "gang": history(gang, reporter.resumptions)})
 
 
+class AnyDealer(Protocol):
+    """Says to each rank what it hosts.
+
+    `ranks` and `most` are how many ranks there are at the start, and at most; `rows` how many all of them read.
+    """
+
+    @property
+    def ranks(self) -> int: ...
+
+    @property
+    def most(self) -> int: ...
+
+    @property
+    def rows(self) -> int | None: ...
+
+    def arguments(self, holds: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+        """Return the arguments of each rank of a formation; `holds` is what each has loaded."""
+        ...
+
+
+def make_dealer(request: FitRequest) -> AnyDealer:
+    """Make the dealer of the strategy that is asked for."""
+    if isinstance(request.config.strategy, ModelParallelConfig):
+        from pipelines.training.estimators.linear_columns import ColumnDealer  # which takes what both share from here
+
+        return ColumnDealer(request, request.config.strategy)
+    return Dealer(request)
+
+
 class Dealer:
     """Says to each rank which lanes it hosts; there are no more ranks than lanes."""
 
     def __init__(self, request: FitRequest) -> None:
         data, config = request.data, request.config
+        self.rows = (data.rows or {}).get("train")
         self._data = data
         self._lanes = make_lanes(data.shards, config.lanes or default_lanes(max(request.ranks, request.max_ranks)))
         self.ranks = min(request.ranks, len(self._lanes))

@@ -25,25 +25,32 @@ from pipelines.training.estimators.linear_setting import (
     make_setting,
     sample_stride,
 )
+from pipelines.training.estimators.linear_columns_watch import ColumnWatching
 from pipelines.training.estimators.linear_watch import Checkpoints, Telling, Watching
 from pipelines.training.gang import RankContext, Regroup
 from pipelines.training.holding import Holding, Resumption, resume
 from pipelines.training.loading import Moments, check_finite, moments_size, own_rss_bytes, plan_room
 from pipelines.training.objectives import Squared
-from pipelines.training.optimisers import Outcome
+from pipelines.training.optimisers import Outcome, Watch
 from pipelines.training.optimisers.first_order import Descent, descend
 from pipelines.training.optimisers.lbfgs import lbfgs
 from pipelines.training.optimisers.newton import newton
 from pipelines.training.optimisers.oracle import State
+from pipelines.training.optimisers.space import WHOLE, Space
 from pipelines.training.passes import Passes
 from pipelines.training.reducers import ReproducibleSum
 from pipelines.training.state import array_bytes, decode_state, encode_state
+from pipelines.training.strategies.model_parallel import ColumnObjective
 from pipelines.training.strategies.synchronous import MeanObjective, Team
 
 
 def program(context: RankContext) -> bytes:
     """Train; rank 0 returns the model, the others what they used."""
     arguments = context.arguments
+    if arguments["config"]["strategy"]["name"] == "model_parallel":
+        from pipelines.training.estimators import linear_columns_rank  # which takes what both share from here
+
+        return linear_columns_rank.program(context)
     job = Job(
         data=TrainingData.from_plain(arguments["data"]),
         config=codec.from_plain(TrainConfig, arguments["config"]),
@@ -131,7 +138,7 @@ def _lead(
     start = {"weights": weights.reshape(-1)} if resumption.state is None else decode_state(resumption.state)
     began = time.monotonic()
     with watch.keeping():
-        outcome = _minimise(solver, objective, start, watch, params)
+        outcome = minimise(solver, objective, start, watch, params)
     if not (np.isfinite(outcome.loss) and np.isfinite(outcome.weights).all()):
         raise TrainingError(
             "the loss is not finite",
@@ -141,14 +148,22 @@ def _lead(
         )
     team.end()
     fit_s = time.monotonic() - began
-    return _result(job, setting, moments, outcome, solver, watch, fit_s, tell.rows)
+    return result_of(job, setting, moments, outcome, solver, watch, fit_s, tell.rows)
 
 
-def _minimise(solver: str, objective: MeanObjective, start: State, watch: Watching, params: LinearParams) -> Outcome:
+def minimise(
+    solver: str,
+    objective: MeanObjective | ColumnObjective,
+    start: State,
+    watch: Watch,
+    params: LinearParams,
+    space: Space = WHOLE,
+) -> Outcome:
+    """Run a solver; `space` says where its vectors are."""
     if solver == "newton":
         return newton(objective, start, watch, tol=params.tol, max_iter=params.max_iter)
     if solver in ("lbfgs", "owlqn"):
-        return lbfgs(objective, start, watch, tol=params.tol, max_iter=params.max_iter)
+        return lbfgs(objective, start, watch, tol=params.tol, max_iter=params.max_iter, space=space)
     rate = params.learning_rate or (0.01 if solver == "adam" else 0.1)
     settings = Descent(
         rule=solver,  # type: ignore[arg-type]  # one of the three that are left
@@ -160,24 +175,24 @@ def _minimise(solver: str, objective: MeanObjective, start: State, watch: Watchi
         momentum=params.momentum,
         tol=params.tol,
     )
-    outcome = descend(objective, start, watch, settings)
+    outcome = descend(objective, start, watch, settings, space=space)
     loss, gradient = objective.gradient(outcome.weights)
-    inner = np.abs(outcome.weights[objective.penalised]).sum()
-    residual = float(np.abs(gradient).max())
-    value = loss + objective.l1 * float(inner)
+    value = loss + objective.l1 * space.one_norm(outcome.weights, objective.penalised)
+    residual = space.largest(gradient)
     return Outcome(outcome.weights, value, residual, outcome.steps, outcome.reason, outcome.converged, outcome.history)
 
 
-def _result(
+def result_of(
     job: Job,
     setting: Setting,
     moments: Moments,
     outcome: Outcome,
     solver: str,
-    watch: Watching,
+    watch: Watching | ColumnWatching,
     fit_s: float,
     rows_passed: float,
 ) -> dict[str, Any]:
+    """Describe a training, and write its weights in the label's units."""
     weights = outcome.weights.reshape(setting.loss.outputs, -1)
     coef, intercept = weights[:, :-1], weights[:, -1]
     if isinstance(setting.loss, Squared):

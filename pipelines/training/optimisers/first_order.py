@@ -13,8 +13,9 @@ import numpy as np
 
 from pipelines.errors import TrainingError
 from pipelines.training.gang.context import Array
-from pipelines.training.optimisers.oracle import BatchOracle, Outcome, State, Step, Watch, largest
+from pipelines.training.optimisers.oracle import BatchOracle, Outcome, State, Step, Watch
 from pipelines.training.optimisers.schedules import Schedule, rate
+from pipelines.training.optimisers.space import WHOLE, Space
 
 Rule: TypeAlias = Literal["sgd", "momentum", "adam"]
 
@@ -41,15 +42,19 @@ class Descent:
     tol: float = 1e-5
 
 
-def descend(oracle: BatchOracle, start: State, watch: Watch, settings: Descent) -> Outcome:
+def descend(
+    oracle: BatchOracle, start: State, watch: Watch, settings: Descent, *, space: Space = WHOLE
+) -> Outcome:
     """Go through the epochs from ``start["weights"]``, or go on from a state of an earlier call, inside its epoch.
+
+    Vectors may be parts of whole ones, on as many processes as `space` speaks for: all call this together.
 
     Raises
     ------
     TrainingError
         The loss is not finite any more, or has grown ten-thousandfold.
     """
-    run = _Run(oracle, start, settings)
+    run = _Run(oracle, start, settings, space)
     reason = "max_iter"
     while run.epoch < settings.epochs:
         while run.step < oracle.steps_per_epoch:
@@ -65,8 +70,8 @@ def descend(oracle: BatchOracle, start: State, watch: Watch, settings: Descent) 
 class _Run:
     """Weights, and the rule's memory of past gradients."""
 
-    def __init__(self, oracle: BatchOracle, start: State, settings: Descent) -> None:
-        self._oracle, self._settings = oracle, settings
+    def __init__(self, oracle: BatchOracle, start: State, settings: Descent, space: Space) -> None:
+        self._oracle, self._settings, self._space = oracle, settings, space
         self.weights = np.array(start["weights"], np.float64)
         self._velocity = np.array(start.get("velocity", np.zeros_like(self.weights)))
         self._square = np.array(start.get("square", np.zeros_like(self.weights)))
@@ -88,7 +93,7 @@ class _Run:
         eta = rate(s.schedule, self.number, total, first=s.learning_rate, power=s.power, warmup=s.warmup)
         loss, gradient = self._oracle.batch(self.weights, self.epoch, self.step)
         self._check(loss)
-        self.last, self.residual = loss, largest(gradient)
+        self.last, self.residual = loss, self._space.largest(gradient)
         self._losses, self._count = self._losses + loss, self._count + 1
         eta_of_weights = self._move(gradient, eta)
         if self._oracle.l1:

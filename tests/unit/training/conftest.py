@@ -27,7 +27,7 @@ from pipelines.features import FeatureConfig, LabelConfig, fit_features
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators import linear_rank
-from pipelines.training.estimators.linear import LINEAR, LOGISTIC, Dealer, assemble
+from pipelines.training.estimators.linear import LINEAR, LOGISTIC, assemble, make_dealer
 from pipelines.training.estimators.registry import FitRequest
 from pipelines.training.fit import Fit
 from pipelines.training.gang import Deadlines, RankContext
@@ -184,7 +184,7 @@ class Trainer:
             stop=threading.Event(),
         )
         (LINEAR if data.target.kind == "regression" else LOGISTIC).check(request.config)
-        dealer = Dealer(request)
+        dealer = make_dealer(request)
         arguments = dealer.arguments(holds or [()] * dealer.ranks)
 
         def live(own: dict[str, Any]) -> Program:

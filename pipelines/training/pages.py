@@ -1,0 +1,139 @@
+"""How does a rank come by a column block? It reads the block's input columns only, of all rows, into pages.
+
+A page has the same rows for every column block of a model, whoever reads it: pages are filled in the order of the
+shards. Whether all ranks saw the same rows, with the same labels and weights, is told by a digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from scipy.sparse import vstack
+
+from pipelines.training.blocks import BlockStore, Buffer, SparseBlock, Stored
+from pipelines.training.columns import ColumnBlock
+from pipelines.training.data import TrainingData, read_labelled
+from pipelines.training.filling import DenseFiller
+from pipelines.training.gang.context import Array
+
+
+def load_pages(
+    data: TrainingData,
+    block: ColumnBlock,
+    store: BlockStore,
+    page_rows: int,
+    in_flight_bytes: int,
+    *,
+    threads: int,
+    on_rows: Callable[[int], None],
+) -> list[Stored]:
+    """Read a column block of all training rows, in the order of the shards.
+
+    Parameters
+    ----------
+    data : TrainingData
+        Its features are not looked at.
+    on_rows : callable
+        Called with the number of rows so far, after every batch.
+    """
+    rows = 0
+    own = replace(data, features=block.plan)
+    weighted = data.sample_weight is not None
+    filler: _Pages = (
+        _SparsePages(block, store, page_rows) if block.plan.sparse else _DensePages(block, store, page_rows, weighted)
+    )
+    reads = read_labelled(
+        own, data.shards.shards, "train", max_bytes_in_flight=in_flight_bytes, threads=threads
+    )
+    with closing(reads):
+        for each in reads:
+            filler.add(each.batch, each.y, each.weight)
+            rows += each.batch.num_rows
+            on_rows(rows)
+    return filler.finish()
+
+
+def digest_of(pages: Sequence[Stored]) -> bytes:
+    """Tell rows by their labels and weights: two column blocks with equal digests have the same rows."""
+    found, buffer, rows = hashlib.blake2b(digest_size=16), Buffer(), 0
+    for stored in pages:
+        page = stored.fetch(buffer)
+        found.update(page.y.tobytes())
+        if page.weight is not None:
+            found.update(page.weight.tobytes())
+        rows += page.rows
+    found.update(rows.to_bytes(8, "little"))
+    return found.digest()
+
+
+class _Pages(Protocol):
+    def add(self, batch: pa.RecordBatch, y: Array, weight: Array | None) -> None: ...
+
+    def finish(self) -> list[Stored]: ...
+
+
+class _DensePages:
+    """Batches into dense pages: where a block has all outputs of its steps, each value is written once."""
+
+    def __init__(self, block: ColumnBlock, store: BlockStore, page_rows: int, weighted: bool) -> None:
+        self._block, self._filler = block, DenseFiller(store, block.width, weighted, page_rows)
+
+    def add(self, batch: pa.RecordBatch, y: Array, weight: Array | None) -> None:
+        block, start = self._block, 0
+        while start < batch.num_rows:
+            count = min(self._filler.room, batch.num_rows - start)
+            stop = start + count
+            space = self._filler.space(count)
+            if block.whole:
+                block.plan.transform(batch.slice(start, count), out=space)
+            else:
+                found = block.plan.transform(batch.slice(start, count))
+                assert isinstance(found, np.ndarray)
+                space[...] = found[:, block.skip : block.skip + block.width]
+            self._filler.added(y[start:stop], None if weight is None else weight[start:stop])
+            start = stop
+
+    def finish(self) -> list[Stored]:
+        self._filler.finish()
+        return self._filler.blocks
+
+
+class _SparsePages:
+    """Batches into pages in compressed form."""
+
+    def __init__(self, block: ColumnBlock, store: BlockStore, page_rows: int) -> None:
+        self._block, self._store, self._page_rows = block, store, page_rows
+        self._held: list[tuple[Any, Array, Array | None]] = []
+        self._rows = 0
+        self._pages: list[Stored] = []
+
+    def add(self, batch: pa.RecordBatch, y: Array, weight: Array | None) -> None:
+        block, start = self._block, 0
+        X = block.plan.transform(batch)
+        if not block.whole:
+            X = X[:, block.skip : block.skip + block.width]
+        while start < len(y):
+            stop = min(start + self._page_rows - self._rows, len(y))
+            self._held.append((X[start:stop], y[start:stop], None if weight is None else weight[start:stop]))
+            self._rows += stop - start
+            if self._rows == self._page_rows:
+                self._full()
+            start = stop
+
+    def finish(self) -> list[Stored]:
+        if self._held:
+            self._full()
+        return self._pages
+
+    def _full(self) -> None:
+        X = vstack([each[0] for each in self._held], format="csr") if len(self._held) > 1 else self._held[0][0]
+        y = np.concatenate([each[1] for each in self._held])
+        weights = [each[2] for each in self._held if each[2] is not None]
+        self._pages.append(self._store.keep(SparseBlock(X, y, np.concatenate(weights) if weights else None)))
+        self._held, self._rows = [], 0
