@@ -48,9 +48,7 @@ def load_pages(
     filler: _Pages = (
         _SparsePages(block, store, page_rows) if block.plan.sparse else _DensePages(block, store, page_rows, weighted)
     )
-    reads = read_labelled(
-        own, data.shards.shards, "train", max_bytes_in_flight=in_flight_bytes, threads=threads
-    )
+    reads = read_labelled(own, data.shards.shards, "train", max_bytes_in_flight=in_flight_bytes, threads=threads)
     with closing(reads):
         for each in reads:
             filler.add(each.batch, each.y, each.weight)

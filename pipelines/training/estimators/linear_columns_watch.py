@@ -1,8 +1,8 @@
 """What do ranks do together after each step of a training whose columns are spread over them?
 
-Every rank runs the optimiser on its part of the weights. After a step rank 0 says what is to be done (`_Word`): save the
-state, share it, leave. The word also holds the step and its loss, so that a rank that has come to other numbers (which
-takes a broken machine) ends the training instead of spoiling the model.
+Every rank runs the optimiser on its part of the weights. After a step rank 0 says what is to be done (`_Word`): save
+the state, share it, leave. The word also holds the step and its loss, so that a rank that has come to other numbers
+(which takes a broken machine) ends the training instead of spoiling the model.
 """
 
 from __future__ import annotations

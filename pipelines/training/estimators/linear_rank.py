@@ -16,6 +16,7 @@ from pipelines.training.batches import LaneStream
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators.linear import LinearParams
+from pipelines.training.estimators.linear_columns_watch import ColumnWatching
 from pipelines.training.estimators.linear_setting import (
     COARSE_VALUES,
     Job,
@@ -25,7 +26,6 @@ from pipelines.training.estimators.linear_setting import (
     make_setting,
     sample_stride,
 )
-from pipelines.training.estimators.linear_columns_watch import ColumnWatching
 from pipelines.training.estimators.linear_watch import Checkpoints, Telling, Watching
 from pipelines.training.gang import RankContext, Regroup
 from pipelines.training.holding import Holding, Resumption, resume

@@ -42,9 +42,7 @@ class Descent:
     tol: float = 1e-5
 
 
-def descend(
-    oracle: BatchOracle, start: State, watch: Watch, settings: Descent, *, space: Space = WHOLE
-) -> Outcome:
+def descend(oracle: BatchOracle, start: State, watch: Watch, settings: Descent, *, space: Space = WHOLE) -> Outcome:
     """Go through the epochs from ``start["weights"]``, or go on from a state of an earlier call, inside its epoch.
 
     Vectors may be parts of whole ones, on as many processes as `space` speaks for: all call this together.

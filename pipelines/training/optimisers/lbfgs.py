@@ -34,9 +34,7 @@ class _Point:
     residual: float
 
 
-def lbfgs(
-    oracle: Oracle, start: State, watch: Watch, *, tol: float, max_iter: int, space: Space = WHOLE
-) -> Outcome:
+def lbfgs(oracle: Oracle, start: State, watch: Watch, *, tol: float, max_iter: int, space: Space = WHOLE) -> Outcome:
     """Minimise F from ``start["weights"]``, or go on from a state of an earlier call.
 
     Stops when the residual is at most `tol`, after `max_iter` steps, or where rounding errors leave no descent.

@@ -5,9 +5,9 @@ up the scores of its share, block by block in the order of the blocks, takes the
 residuals. That is an all-reduce with the loss in its middle: the bytes are the same, and no rank takes the loss of all
 rows. Each block's gradient stays where the block is.
 
-Rows are worked on in pages, chunks (what is exchanged at once: some pages) and tiles (whose losses are taken together),
-cut in the same way whoever hosts what; tiles are added up in their order. So neither the number of ranks nor the dealing
-of blocks changes a bit.
+Rows are worked on in pages, chunks (what is exchanged at once: some pages) and tiles (whose losses are taken
+together), cut in the same way whoever hosts what; tiles are added up in their order. So neither the number of ranks nor
+the dealing of blocks changes a bit.
 """
 
 from __future__ import annotations

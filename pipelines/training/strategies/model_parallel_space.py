@@ -1,4 +1,4 @@
-"""What is computed over weights that no rank has all of? Inner products, block by block, and L-BFGS's direction of them.
+"""What is computed over weights that no rank has all of? Inner products, block by block, and L-BFGS's direction.
 
 Each block's share is computed by whoever hosts it, all shares are exchanged, and everyone adds them in the order of the
 blocks: the same floats everywhere, whichever rank hosts what.
@@ -35,9 +35,7 @@ class BlockSpace:
         Where this rank's blocks are in its vectors.
     """
 
-    def __init__(
-        self, collective: Collective, hosts: Sequence[Sequence[int]], segments: Mapping[int, slice]
-    ) -> None:
+    def __init__(self, collective: Collective, hosts: Sequence[Sequence[int]], segments: Mapping[int, slice]) -> None:
         self._collective, self._segments = collective, list(segments.values())
         self._order = np.argsort(np.array([number for own in hosts for number in own], np.int64))
 

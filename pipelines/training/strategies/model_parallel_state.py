@@ -5,8 +5,8 @@ parts of its own blocks, and, of the last time they were shared, those of its ne
 parts of all blocks are, on whichever ranks: so losing one rank loses what came after the last sharing, and losing
 neighbours at once takes the training back to its last checkpoint.
 
-While parts are shared, those of the time before are kept, until it is certain that every rank has taken in the new ones:
-the word after the next step comes from a rank that has.
+While parts are shared, those of the time before are kept, until it is certain that every rank has taken in the new
+ones: the word after the next step comes from a rank that has seen all others go on.
 """
 
 from __future__ import annotations
