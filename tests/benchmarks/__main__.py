@@ -20,7 +20,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-NAMES = ("planning", "reading", "features", "linear", "collectives", "reducing", "boosting", "metrics")
+NAMES = (
+    "planning", "reading", "features", "linear", "collectives", "reducing", "model_parallel", "boosting", "metrics",
+)  # fmt: skip
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("what", "ours", "peer", "ratio", "target", "met", "runs", "note")
 PEERS = ("dask", "dask-ml", "numpy", "pyarrow", "scikit-learn", "xgboost")
