@@ -91,16 +91,18 @@ def test_the_direction_is_that_of_the_two_loop_recursion(mesh: Any, pairs: int) 
 @pytest.mark.parametrize("rows", [1, 64, 9000])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("deals", [DEALS, [((0, 1),), ((0,), (1,)), ((1,), (0,))]], ids=["four blocks", "two blocks"])
 def test_losses_and_residuals_are_those_of_the_added_scores(
-    mesh: Any, loss: Any, rows: int, weighted: bool, kind: Any
+    mesh: Any, loss: Any, rows: int, weighted: bool, kind: Any, deals: Any
 ) -> None:
     rng = np.random.default_rng(rows)
-    partials = rng.normal(size=(4, loss.outputs, rows)).astype(kind)
+    blocks = sum(map(len, deals[0]))
+    partials = rng.normal(size=(blocks, loss.outputs, rows)).astype(kind)
     y = rng.integers(0, max(loss.outputs, 2), rows).astype(np.float32)
     weight = rng.random(rows) if weighted else None
     value, residuals = loss.evaluate(partials.sum(axis=0, dtype=np.float64), y, weight)
     bits = set()
-    for deal in DEALS:
+    for deal in deals:
 
         def program(collective: Any, deal: Any = deal) -> Any:
             own = partials[list(deal[collective.rank])]
