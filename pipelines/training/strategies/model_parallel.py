@@ -4,7 +4,7 @@ Every rank computes what its column blocks add to the scores of a run of rows. T
 up the scores of its share, block by block in the order of the blocks, takes the loss there, and gives everyone the
 residuals. That is an all-reduce with the loss in its middle: the bytes are the same, and no rank takes the loss of all
 rows. Each block's gradient stays where the block is. Between two ranks of a block each, everyone gets everything
-instead and takes the loss itself: as many bytes in one hop, and 1 MiB of scores took 6.2 ms, loss and all, against 10.6.
+instead and takes the loss itself: as many bytes in one hop; 1 MiB of scores took 6.2 ms, loss and all, against 10.6.
 
 Rows are worked on in pages, chunks (what is exchanged at once: some pages) and tiles (whose losses are taken
 together), cut in the same way whoever hosts what; tiles are added up in their order. So neither the number of ranks nor
