@@ -17,6 +17,7 @@ from pipelines.data.split import SplitConfig
 from pipelines.errors import DataError, SpecError
 from pipelines.features import FeatureConfig
 from pipelines.training import data as training_data
+from pipelines.training.certificate import weights_digest
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators import linear_columns_rank
@@ -58,6 +59,17 @@ CASES: dict[str, dict[str, Any]] = {
     "elastic net": {"params": {"l1": 5e-3, "l2": 1e-2}},
     "squared": {"params": {"l2": 1e-2}, "kind": "regression"},
     "lasso": {"params": {"l1": 5e-3}, "kind": "regression"},
+    "huber": {"params": {"l2": 1e-2, "loss": "huber"}, "kind": "regression"},
+    "poisson": {"params": {"l2": 1e-2, "loss": "poisson"}, "kind": "regression"},
+    "two labels, weighted": {"params": {"l2": 1e-2}, "kind": "regression", "labels": 2, "weight": "importance"},
+    "two labels, sparse": {"params": {"l2": 1e-2}, "kind": "regression", "labels": 2, "sparse": True},
+    "squared hinge": {"params": {"l2": 1e-2}, "config": {"estimator": "linear_svm"}},
+    "squared hinge of classes": {"params": {"l2": 1e-2}, "classes": 3, "config": {"estimator": "linear_svm"}},
+}
+KINKED: dict[str, dict[str, Any]] = {
+    "hinge": {"params": {"l2": 1e-2, "loss": "hinge"}, "config": {"estimator": "linear_svm"}},
+    "quantile": {"params": {"l2": 1e-2, "loss": "quantile", "quantile": 0.7}, "kind": "regression"},
+    "quantile with l1": {"params": {"l1": 5e-3, "loss": "quantile"}, "kind": "regression"},
 }
 
 
@@ -67,6 +79,8 @@ def prepare(maker: Any, case: dict[str, Any]) -> TrainingData:
         y = 300 + 40 * table["x00"].to_numpy() - 25 * table["x07"].to_numpy()
         y += np.random.default_rng(1).normal(size=len(y))
         table = table.set_column(table.column_names.index("label"), "label", pa.array(y))
+    if case.get("labels"):
+        table = table.append_column("other", pa.array(-3.0 * table["x01"].to_numpy() + table["x02"].to_numpy()))
     if case.get("holes"):
         label = [None if row % 5 == 0 else value for row, value in enumerate(table["label"].to_pylist())]
         table = table.set_column(table.column_names.index("label"), "label", pa.array(label))
@@ -74,6 +88,7 @@ def prepare(maker: Any, case: dict[str, Any]) -> TrainingData:
         table = table.drop(["importance"])
     prepared: TrainingData = maker.prepare(
         table,
+        label=["label", "other"] if case.get("labels") else "label",
         weight=case.get("weight"),
         kind=case.get("kind", "auto"),
         sparse=case.get("sparse"),
@@ -99,6 +114,42 @@ def test_the_coefficients_are_those_of_synchronous_training(
     np.testing.assert_allclose(fits[1].summary["loss"], reference.summary["loss"], rtol=1e-9)
     std, other = (np.load(io.BytesIO(each.files["std.npy"])) for each in (fits[0], reference))
     np.testing.assert_allclose(std, other, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", KINKED)
+def test_losses_with_a_kink_are_sharpened_to_what_synchronous_training_finds(
+    trainer: Any, maker: Any, name: str
+) -> None:
+    case = KINKED[name]
+    data, config = prepare(maker, case), case.get("config", {})
+    expected = trainer.fit(data, {**case["params"], "max_iter": 3000}, **config).summary["loss"]
+    fits = [
+        trainer.fit(data, {**case["params"], "max_iter": 3000}, ranks=ranks, **config, **across(3)) for ranks in (1, 2)
+    ]
+    assert fits[0].files == fits[1].files
+    # Both end where smoothing adds at most 1e-6 to the mean loss, in deviations of the label (40 and more here).
+    scale = 100.0 if case.get("kind") == "regression" else 1.0
+    assert abs(fits[0].summary["loss"] - expected) < 2e-6 * scale
+
+
+def test_classes_that_can_be_told_apart_have_no_minimum_without_a_penalty(trainer: Any, maker: Any) -> None:
+    table = wide(rows=600, columns=8).drop(["importance", "colour"])
+    label = pa.array((table["x03"].to_numpy() > 0).astype(int))
+    data = maker.prepare(table.set_column(table.column_names.index("label"), "label", label))
+    found = trainer.fit(data, {"l2": 0.0, "max_iter": 30}, ranks=2, **across(4)).summary
+    assert found["stop_reason"] == "unbounded"
+    assert not found["converged"]
+    assert found["unbounded"] == ["x03"]
+
+
+def test_the_certificate_is_of_the_whole_weights(trainer: Any, maker: Any) -> None:
+    data = prepare(maker, CASES["binary"])
+    fits = [trainer.fit(data, {"l2": 1e-2}, ranks=ranks, **across(3)) for ranks in (1, 2)]
+    one, two = (each.summary["certificate"] for each in fits)
+    assert one["final"] == two["final"]
+    coef, intercept = (np.load(io.BytesIO(fits[0].files[name])) for name in ("coef.npy", "intercept.npy"))
+    assert one["final"] == weights_digest(np.append(coef, intercept))
+    assert one["of"] == two["of"]
 
 
 @pytest.mark.parametrize("name", ["binary", "multinomial, sparse, weighted", "elastic net"])
@@ -246,7 +297,7 @@ def test_the_summary_says_what_happened(trainer: Any, maker: Any) -> None:
     assert [rank["rank"] for rank in summary["ranks"]] == [0, 1]
     assert sorted(block for rank in summary["ranks"] for block in rank["blocks"]) == [0, 1, 2]
     assert sum(rank["features"] for rank in summary["ranks"]) == len(data.features.names)
-    assert {message["unit"] for message in trainer.messages} == {"load", "step"}
+    assert {message["unit"] for message in trainer.messages} == {"load", "began", "step"}
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------

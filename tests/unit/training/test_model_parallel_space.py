@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.training.objectives import Logistic, Multinomial, Squared
+from pipelines.training.objectives import Logistic, Multinomial
 from pipelines.training.optimisers.space import WHOLE
 from pipelines.training.strategies.model_parallel import ScoreExchange
 from pipelines.training.strategies.model_parallel_space import BlockSpace
+from pipelines.training.value_losses import Squared
 
 WIDTHS = (40_000, 3, 17, 900)
 DEALS = [((0, 1, 2, 3),), ((0, 3), (1, 2)), ((1,), (0, 2), (3,))]
