@@ -37,6 +37,7 @@ from pipelines.features.steps import (
     Missing,
     Number,
     Step,
+    input_columns,
     output_names,
     output_type,
     output_width,
@@ -155,6 +156,23 @@ class FeaturePlan:
             if isinstance(step, Category) and step.input.part is None
         }
         return {name: replace(domain, values=values.get(name, ())) for name, domain in self.stored.domains.items()}
+
+    def part(self, first: int, stop: int) -> FeaturePlan:
+        """Keep the steps from `first` up to `stop`, with the input columns and files that they need."""
+        steps = self.steps[first:stop]
+        columns = {name for step in steps for name in input_columns(step)}
+        dictionaries = {step.dictionary for step in steps if isinstance(step, Category)}
+        files = {step.file for step in steps if isinstance(step, Foreign)}
+        return FeaturePlan(
+            replace(
+                self.stored,
+                input_schema=pa.schema([column for column in self.input_schema if column.name in columns]),
+                steps=steps,
+                dictionaries={key: held for key, held in self.stored.dictionaries.items() if key in dictionaries},
+                objects={name: data for name, data in self.stored.objects.items() if name in files},
+                domains={name: domain for name, domain in self.stored.domains.items() if name in columns},
+            )
+        )
 
     def files(self) -> dict[str, bytes]:
         """All there is of it: ``plan.json``, ``categories.arrow`` and one ``*.skops`` per foreign transformer."""

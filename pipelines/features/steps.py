@@ -168,6 +168,11 @@ class Foreign:
 Step = Annotated[Number | Cyclic | Bins | Category | Hashed | Missing | Foreign, Discriminator("kind")]
 
 
+def input_columns(step: Step) -> tuple[str, ...]:
+    """Name the columns that a step reads."""
+    return step.columns if isinstance(step, Foreign) else (step.input.column,)
+
+
 def output_names(step: Step, dictionaries: Dictionaries) -> tuple[str, ...]:
     """Name a step's output columns."""
     match step:

@@ -115,12 +115,16 @@ class ParameterServerConfig(Config):
 
 
 class ModelParallelConfig(Config):
-    """Each rank has a block of the columns, and its weights: for more columns than one worker can hold.
+    """Each rank has blocks of the columns, and their weights: for more columns than one worker can hold.
+
+    The bits of the model hang on the number of blocks, not on the ranks; a checkpoint is gone on from with the same
+    number only.
 
     Parameters
     ----------
     blocks : int, optional
-        Default: one for each rank at the start.
+        At most as many as there are features; there are no more ranks than blocks. Default: one for each thread of the
+        ranks at the start.
     """
 
     name: Literal["model_parallel"] = "model_parallel"

@@ -27,12 +27,15 @@ from pipelines.training.gang.context import Array
 class DenseFiller:
     """Collects a lane's rows into dense blocks, in place where there is room in memory.
 
-    Use ``space(n)`` for where the next rows' values go (at most `room`), then ``added(y, weight)``.
+    Use ``space(n)`` for where the next rows' values go (at most `room`), then ``added(y, weight)``. A block has `rows`
+    rows, as many as fit the cache by default.
     """
 
-    def __init__(self, store: BlockStore, features: int, weighted: bool, labels: int = 1) -> None:
+    def __init__(
+        self, store: BlockStore, features: int, weighted: bool, labels: int = 1, rows: int | None = None
+    ) -> None:
         self._store, self._features, self._weighted, self._labels = store, features, weighted, labels
-        self._rows = block_rows(features)
+        self._rows = rows or block_rows(features)
         self._staging: DenseBlock | None = None
         self._filled = 0
         self._in_place = False

@@ -53,7 +53,13 @@ def deal_lanes(
     tuple of tuple of int
         For each rank its lanes, ascending.
     """
-    weights = [sum(plan.shards[place].bytes for place in lane) for lane in lanes]
+    return deal_weights([sum(plan.shards[place].bytes for place in lane) for lane in lanes], holds, speeds)
+
+
+def deal_weights(
+    weights: Sequence[int], holds: Sequence[Sequence[int]], speeds: Sequence[float] | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """Deal things of these weights, as `deal_lanes` does lanes; returns their places, for each rank."""
     ranks = len(holds)
     rates = [1.0] * ranks if speeds is None else list(speeds)
     if not any(holds) and len(set(rates)) == 1:

@@ -96,7 +96,7 @@ class Passes:
         """
 
         def add(block: Block, space: Workspace, total: Array) -> None:
-            self._add_gradient(block, _matrix(block, space, fine), weights, total)
+            self._add_gradient(block, as_matrix(block, space, fine), weights, total)
 
         return self._over_lanes(add, HEAD + self.size, stride)
 
@@ -112,8 +112,8 @@ class Passes:
 
         def add(block: Block, space: Workspace, total: Array) -> None:
             weight = self._weight(block)
-            X = _matrix(block, space, fine)
-            d = self.loss.curvature(_scores(X, weights), block.y, weight)
+            X = as_matrix(block, space, fine)
+            d = self.loss.curvature(scores_of(X, weights), block.y, weight)
             total[1] += block.rows if weight is None else weight.sum(dtype=np.float64)
             for one, square in zip(d, total[HEAD:].reshape(outputs, width, width), strict=True):
                 _add_gram(X, one, square)
@@ -141,7 +141,7 @@ class Passes:
     def part(self, weights: Array, stream: LaneStream, epoch: int, step: int, steps: int, total: Array) -> None:
         """Add one lane's part of a mini-batch to `total`, shape (HEAD + outputs · (features + 1),)."""
         for block in stream.take(epoch, step, steps):
-            X = _Compressed(block.X) if isinstance(block, SparseBlock) else block.X
+            X = Compressed(block.X) if isinstance(block, SparseBlock) else block.X
             self._add_gradient(block, X, weights, total)
 
     def each(
@@ -182,12 +182,12 @@ class Passes:
         weight = self._class_weight[block.y.astype(np.intp)]
         return weight if block.weight is None else weight * block.weight
 
-    def _add_gradient(self, block: Block, X: Array | _Compressed, weights: Array, total: Array) -> None:
+    def _add_gradient(self, block: Block, X: Array | Compressed, weights: Array, total: Array) -> None:
         weight = self._weight(block)
-        loss, residuals = self.loss.evaluate(_scores(X, weights), block.y, weight)
+        loss, residuals = self.loss.evaluate(scores_of(X, weights), block.y, weight)
         total[0] += loss
         total[1] += block.rows if weight is None else weight.sum(dtype=np.float64)
-        _pull_back(X, residuals, total[HEAD:].reshape(weights.shape))
+        pull_back(X, residuals, total[HEAD:].reshape(weights.shape))
 
     def _over_lanes(self, add: Callable[[Block, Workspace, Array], None], size: int, stride: int) -> Array:
         totals = np.zeros((len(self.lanes), size))
@@ -220,7 +220,7 @@ def lower_triangle(size: int) -> Array:
     return rows * size + columns
 
 
-class _Compressed:
+class Compressed:
     """A sparse block with its values in float64, as SciPy's kernels want them."""
 
     def __init__(self, X: Any) -> None:
@@ -228,16 +228,17 @@ class _Compressed:
         self.values = X.data.astype(np.float64)
 
 
-def _matrix(block: Block, space: Workspace, fine: bool) -> Array | _Compressed:
+def as_matrix(block: Block, space: Workspace, fine: bool) -> Array | Compressed:
+    """Bring a block's values into the form that is computed with."""
     if isinstance(block, SparseBlock):
-        return _Compressed(block.X)
+        return Compressed(block.X)
     assert isinstance(block, DenseBlock)
     return space.doubled(block.X) if fine else block.X
 
 
-def _scores(X: Array | _Compressed, weights: Array) -> Array:
+def scores_of(X: Array | Compressed, weights: Array) -> Array:
     """Scores of all rows, shape (outputs, rows)."""
-    if isinstance(X, _Compressed):
+    if isinstance(X, Compressed):
         rows, features = X.X.shape
         scores = np.repeat(weights[:, -1:], rows, axis=1)
         for output, row in enumerate(weights):
@@ -250,9 +251,9 @@ def _scores(X: Array | _Compressed, weights: Array) -> Array:
     return found
 
 
-def _pull_back(X: Array | _Compressed, residuals: Array, gradient: Array) -> None:
+def pull_back(X: Array | Compressed, residuals: Array, gradient: Array) -> None:
     """Add the residuals times the rows to `gradient`, shape (outputs, features + 1)."""
-    if isinstance(X, _Compressed):
+    if isinstance(X, Compressed):
         rows, features = X.X.shape
         for output, row in enumerate(residuals):
             values = np.ascontiguousarray(row, dtype=np.float64)
@@ -263,9 +264,9 @@ def _pull_back(X: Array | _Compressed, residuals: Array, gradient: Array) -> Non
     gradient[:, -1] += residuals.sum(axis=1, dtype=np.float64)
 
 
-def _add_gram(X: Array | _Compressed, d: Array, total: Array) -> None:
+def _add_gram(X: Array | Compressed, d: Array, total: Array) -> None:
     """Add the rows' outer products, weighted with `d` and bordered by the intercept, to `total`."""
-    if isinstance(X, _Compressed):
+    if isinstance(X, Compressed):
         scaled = X.X.copy()
         scaled.data = X.values * np.repeat(d, np.diff(X.X.indptr))
         total[:-1, :-1] += (X.X.T.astype(np.float64) @ scaled).toarray()

@@ -1,4 +1,4 @@
-"""Linear models (regression, logistic regression, support vector machines) by synchronous descent over ranks."""
+"""Linear models (regression, logistic regression, support vector machines) over ranks that share rows, or columns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from pipelines import codec
 from pipelines.errors import StorageError, UsageError
 from pipelines.storage import open_store
-from pipelines.training.config import AsynchronousConfig, SynchronousConfig, TrainConfig
+from pipelines.training.config import AsynchronousConfig, ModelParallelConfig, SynchronousConfig, TrainConfig
 from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.linear_losses import refuse_labels
 from pipelines.training.estimators.linear_params import MINI_BATCH, SERVED, LinearParams, params_of
@@ -107,6 +107,11 @@ def refuse_strategy(config: TrainConfig, params: LinearParams) -> None:
     if isinstance(strategy, SynchronousConfig) and params.solver not in MINI_BATCH and strategy.batches_only:
         names = ", ".join(strategy.batches_only)
         raise ValueError(f"strategy.{names} is for mini-batches; set params.solver: sgd, momentum or adam")
+    if isinstance(strategy, ModelParallelConfig) and params.solver == "newton":
+        raise ValueError(
+            "strategy: model_parallel has no Newton's method, whose matrix is for few columns; "
+            "use solver: auto, lbfgs, owlqn, sgd, momentum or adam"
+        )
 
 
 LOGISTIC = LinearEstimator(("binary", "multiclass"))
@@ -115,11 +120,11 @@ SVM = LinearEstimator(("binary", "multiclass"))
 
 
 def _fit(request: FitRequest) -> Fit:
-    dealer, regroup = Dealer(request), threading.Event()
+    dealer, regroup = make_dealer(request), threading.Event()
     settle_identity(request, dealer.identity)
     story = Story(request.happened)
     redeal = regroup if request.config.stragglers == "deal" else None
-    reporter = Reporter(request.report, (request.data.rows or {}).get("train"), story, redeal)
+    reporter = Reporter(request.report, dealer.rows, story, redeal)
 
     def deal(order: Introduce) -> list[dict[str, Any]]:
         story.formed(order)
@@ -160,11 +165,45 @@ def settle_identity(request: FitRequest, plain: dict[str, Any]) -> None:
         request.happened(Happening("notice", f"what the checkpoints hang on could not be recorded: {error}"))
 
 
+class AnyDealer(Protocol):
+    """Says to each rank what it hosts.
+
+    `ranks` and `most` are how many ranks there are at the start, and at most; `rows` how many all of them read;
+    `identity` is all that the training hangs on.
+    """
+
+    @property
+    def ranks(self) -> int: ...
+
+    @property
+    def most(self) -> int: ...
+
+    @property
+    def rows(self) -> int | None: ...
+
+    @property
+    def identity(self) -> dict[str, Any]: ...
+
+    def arguments(self, holds: Sequence[Sequence[int]], speeds: Sequence[float] | None = None) -> list[dict[str, Any]]:
+        """Return the arguments of each rank of a formation; `holds` is what each has loaded, `speeds` how fast."""
+        ...
+
+
+def make_dealer(request: FitRequest) -> AnyDealer:
+    """Make the dealer of the strategy that is asked for."""
+    if isinstance(request.config.strategy, ModelParallelConfig):
+        from pipelines.training.estimators.linear_columns import ColumnDealer  # which takes what both share from here
+
+        return ColumnDealer(request, request.config.strategy)
+    return Dealer(request)
+
+
 class Dealer:
     """Says to each rank which lanes it hosts; there are no more ranks than lanes."""
 
     def __init__(self, request: FitRequest) -> None:
         data, config = request.data, request.config
+        self.rows = (data.rows or {}).get("train")
         self._data = data
         self._lanes = make_lanes(data.shards, config.lanes or default_lanes(max(request.ranks, request.max_ranks)))
         self.ranks = min(request.ranks, len(self._lanes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -14,22 +14,31 @@ from pipelines.training.estimators.linear_setting import NEWTON_WEIGHTS, Setting
 from pipelines.training.objectives import Loss, Sharpening
 from pipelines.training.optimisers import Outcome, Step, Watch
 from pipelines.training.optimisers.newton import newton_step
-from pipelines.training.optimisers.oracle import State, one_norm
-from pipelines.training.strategies.synchronous import MeanObjective, Team
+from pipelines.training.optimisers.oracle import State
+from pipelines.training.optimisers.space import WHOLE, Space
+from pipelines.training.strategies.model_parallel import ColumnObjective
+from pipelines.training.strategies.synchronous import MeanObjective
 
 logger = logging.getLogger(__name__)
 
-Minimise = Callable[[str, MeanObjective, State, Watch, LinearParams], Outcome]
+Objective: TypeAlias = MeanObjective | ColumnObjective
+Minimise: TypeAlias = Callable[[str, Objective, State, Watch, LinearParams], Outcome]
 
 _ON_THE_WAY = 1e-3
 """Of a width: the tolerance before the last one. With 1e-1 Newton's method lost its way (250 passes rather than 70)."""
 _FAR = 10.0
 """Steps of Newton's method at once: from a quadratic's neighbourhood they go up by 40 times what one goes down."""
-_SHARE = 0.1
+SHARE = 0.1
 """A feature is named that has so large a part in the fall, among the features."""
 
 
-def sharpening(minimise: Minimise, loss: Loss, team: Team) -> Minimise:
+class Smoothed(Protocol):
+    """Whoever computes with a loss whose kink is smoothed so far."""
+
+    width: float
+
+
+def sharpening(minimise: Minimise, loss: Loss, smoothed: Smoothed, space: Space = WHOLE) -> Minimise:
     """Minimise at each width of a loss's smoothing in turn, until smoothing adds little; then say what it is without.
 
     Mini-batches take the loss as it is. A state of a checkpoint says at which width it was saved.
@@ -37,18 +46,20 @@ def sharpening(minimise: Minimise, loss: Loss, team: Team) -> Minimise:
     if not (isinstance(loss, Sharpening) and loss.widths):
         return minimise
 
-    def through(solver: str, objective: MeanObjective, start: State, watch: Watch, params: LinearParams) -> Outcome:
+    def through(solver: str, objective: Objective, start: State, watch: Watch, params: LinearParams) -> Outcome:
         if solver not in ("newton", "lbfgs", "owlqn"):
             return minimise(solver, objective, start, watch, params)
         stage = int(start.get("stage", 0))
         while True:
-            team.width = width = loss.widths[stage]
+            smoothed.width = width = loss.widths[stage]
             # A minimum on the way must be near enough for the next one to be near it.
             tol = max(params.tol, _ON_THE_WAY * width)
             here = params.model_copy(update={"tol": params.tol if start.get("last") else tol})
             outcome = minimise(solver, objective, start, _staged(watch, stage, start), here)
-            team.width = 0.0
-            value = objective.gradient(outcome.weights)[0] + one_norm(outcome.weights, objective)
+            smoothed.width = 0.0
+            value = objective.gradient(outcome.weights)[0]
+            if objective.l1:
+                value += objective.l1 * space.one_norm(outcome.weights, objective.penalised)
             added, steps = outcome.loss - value, outcome.steps
             logger.info("width %g, step %d: loss %.9g, and smoothing adds %.2g", width, steps, value, added)
             last = added <= loss.enough or stage == len(loss.widths) - 1
@@ -91,5 +102,5 @@ def ending(objective: MeanObjective, setting: Setting, outcome: Outcome, names: 
         return {}
     parts = np.abs(promised.reshape(setting.loss.outputs, -1)[:, :-1]).sum(axis=0)
     shares = parts / max(float(parts.sum()), 1e-300)
-    growing = [names[place] for place in np.argsort(-shares, kind="stable") if shares[place] > _SHARE]
+    growing = [names[place] for place in np.argsort(-shares, kind="stable") if shares[place] > SHARE]
     return {"stop_reason": "unbounded", "converged": False, "unbounded": growing}

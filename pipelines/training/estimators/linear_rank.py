@@ -19,7 +19,8 @@ from pipelines.training.certificate import Certificate, machines_of
 from pipelines.training.config import AsynchronousConfig, SynchronousConfig, TrainConfig
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators.linear_async import Ranks, follow, lead
-from pipelines.training.estimators.linear_ending import ending, sharpening
+from pipelines.training.estimators.linear_columns_watch import ColumnWatching
+from pipelines.training.estimators.linear_ending import Objective, ending, sharpening
 from pipelines.training.estimators.linear_params import MINI_BATCH, LinearParams
 from pipelines.training.estimators.linear_setting import (
     COARSE_VALUES,
@@ -39,6 +40,7 @@ from pipelines.training.optimisers.first_order import Descent, descend
 from pipelines.training.optimisers.lbfgs import lbfgs
 from pipelines.training.optimisers.newton import newton
 from pipelines.training.optimisers.oracle import State
+from pipelines.training.optimisers.space import WHOLE, Space
 from pipelines.training.passes import Passes
 from pipelines.training.reducers import ReproducibleSum
 from pipelines.training.state import array_bytes, decode_state, encode_state
@@ -49,6 +51,10 @@ from pipelines.training.strategies.synchronous import MeanObjective, Team
 
 def program(context: RankContext) -> bytes:
     """Train; rank 0 returns the model, the others what they used."""
+    if context.arguments["config"]["strategy"]["name"] == "model_parallel":
+        from pipelines.training.estimators import linear_columns_rank  # which takes what both share from here
+
+        return linear_columns_rank.program(context)
     job = job_of(context.arguments)
     tell = Telling(context, every=context.arguments["every_step"])
     return train(context, job, Loaded.of(context, job, tell), tell)
@@ -208,13 +214,12 @@ def _lead(
     told: dict[str, Any] = {}
     with watch.keeping():
         if ranks is None:
-            minimise = sharpening(partial(_minimise, job), setting.loss, team)
-            outcome = minimise(solver, objective, start, watch, params)
+            outcome = sharpening(partial(minimise, job), setting.loss, team)(solver, objective, start, watch, params)
         else:
             every, descent = context.arguments["every"], _descent(job, solver)
             steps = _steps(job, moments)
             outcome, told = lead(ranks, every, team.penalty, descent, team.l1, steps, params.batch_rows, start, watch)
-            outcome = _measured(objective, outcome)
+            outcome = _measured(objective, outcome, WHOLE)
     if not (np.isfinite(outcome.loss) and np.isfinite(outcome.weights).all()):
         raise TrainingError(
             "the loss is not finite",
@@ -226,29 +231,36 @@ def _lead(
     team.end()
     watch.finish()
     fit_s = time.monotonic() - began
-    return _result(job, setting, moments, outcome, solver, watch, fit_s, tell.rows, end)
+    return result_of(job, setting, moments, outcome, solver, watch, fit_s, tell.rows, end)
 
 
-def _minimise(
-    job: Job, solver: str, objective: MeanObjective, start: State, watch: Watch, params: LinearParams
+def minimise(
+    job: Job,
+    solver: str,
+    objective: Objective,
+    start: State,
+    watch: Watch,
+    params: LinearParams,
+    *,
+    space: Space = WHOLE,
 ) -> Outcome:
+    """Run a solver; `space` says where its vectors are."""
     if solver == "newton":
         return newton(objective, start, watch, tol=params.tol, max_iter=params.max_iter)
     if solver in ("lbfgs", "owlqn"):
-        return lbfgs(objective, start, watch, tol=params.tol, max_iter=params.max_iter)
-    return _measured(objective, descend(objective, start, watch, _descent(job, solver)))
+        return lbfgs(objective, start, watch, tol=params.tol, max_iter=params.max_iter, space=space)
+    return _measured(objective, descend(objective, start, watch, _descent(job, solver), space=space), space)
 
 
-def _measured(objective: MeanObjective, outcome: Outcome) -> Outcome:
+def _measured(objective: Objective, outcome: Outcome, space: Space) -> Outcome:
     """Say what mini-batches have come to, on the full data."""
     loss, gradient = objective.gradient(outcome.weights)
-    inner = np.abs(outcome.weights[objective.penalised]).sum()
-    residual = float(np.abs(gradient).max())
-    value = loss + objective.l1 * float(inner)
+    value = loss + objective.l1 * space.one_norm(outcome.weights, objective.penalised)
+    residual = space.largest(gradient)
     return Outcome(outcome.weights, value, residual, outcome.steps, outcome.reason, outcome.converged, outcome.history)
 
 
-def _certificate(job: Job, watch: Watching, outcome: Outcome) -> dict[str, Any]:
+def _certificate(job: Job, watch: Watching | ColumnWatching, outcome: Outcome) -> dict[str, Any]:
     """State the bits of a training that comes to the same ones whoever takes part."""
     strategy = job.config.strategy
     if isinstance(strategy, AsynchronousConfig) and strategy.staleness:
@@ -271,17 +283,18 @@ def _descent(job: Job, solver: str) -> Descent:
     )
 
 
-def _result(
+def result_of(
     job: Job,
     setting: Setting,
     moments: Moments,
     outcome: Outcome,
     solver: str,
-    watch: Watching,
+    watch: Watching | ColumnWatching,
     fit_s: float,
     rows_passed: float,
     end: dict[str, Any],
 ) -> dict[str, Any]:
+    """Describe a training, and write its weights in the label's units."""
     weights = setting.loss.units.weights(outcome.weights.reshape(setting.loss.outputs, -1))
     coef, intercept = weights[:, :-1], weights[:, -1]
     summary = {

@@ -9,9 +9,10 @@ import numpy as np
 
 from pipelines.errors import TrainingError
 from pipelines.training.gang.context import Array
-from pipelines.training.optimisers.oracle import BatchOracle, Outcome, State, Step, Watch, largest
+from pipelines.training.optimisers.oracle import BatchOracle, Outcome, State, Step, Watch
 from pipelines.training.optimisers.rules import Rule, RuleName
 from pipelines.training.optimisers.schedules import Schedule
+from pipelines.training.optimisers.space import WHOLE, Space
 
 _EXPLODED = 1e4
 _PATIENCE = 3
@@ -53,18 +54,19 @@ class Descent:
         )
 
 
-def descend(oracle: BatchOracle, start: State, watch: Watch, settings: Descent) -> Outcome:
+def descend(oracle: BatchOracle, start: State, watch: Watch, settings: Descent, *, space: Space = WHOLE) -> Outcome:
     """Go through the epochs from ``start["weights"]``, or go on from a state of an earlier call, inside its epoch.
 
     With ``reduce_every`` above 1 this is local SGD (Stich, 2019): every lane goes on from the common weights with its
     own mini-batches for so many steps, then weights and the rule's memory are averaged, by the lanes' rows' weight.
+    Vectors may be parts of whole ones, on as many processes as `space` speaks for: all call this together.
 
     Raises
     ------
     TrainingError
         The loss is not finite any more, or has grown ten-thousandfold.
     """
-    run = _Run(oracle, start, settings)
+    run = _Run(oracle, start, settings, space)
     reason = "max_iter"
     while run.epoch < settings.epochs:
         while run.step < oracle.steps_per_epoch:
@@ -88,9 +90,9 @@ def stopped_falling(history: Sequence[float], tol: float) -> bool:
 class _Run:
     """Weights, and the rule's memory of past gradients."""
 
-    def __init__(self, oracle: BatchOracle, start: State, settings: Descent) -> None:
+    def __init__(self, oracle: BatchOracle, start: State, settings: Descent, space: Space) -> None:
         l1 = np.where(oracle.penalised, oracle.l1, 0.0) if oracle.l1 else None
-        self._oracle, self._settings = oracle, settings
+        self._oracle, self._settings, self._space = oracle, settings, space
         self._rule = settings.made(oracle.steps_per_epoch, l1)
         self.weights = np.array(start["weights"], np.float64)
         self._memory = np.array(start.get("memory", np.zeros((self._rule.memories, len(self.weights)))))
@@ -111,12 +113,12 @@ class _Run:
         if self._settings.reduce_every > 1:
             loss, weights, self._memory = self._oracle.local(self.weights, self._memory, self.epoch, self.step, count)
             self._check(loss)
-            self.residual = largest(weights - self.weights) / count
+            self.residual = self._space.largest(weights - self.weights) / count
             self.weights = weights
         else:
             loss, gradient = self._oracle.batch(self.weights, self.epoch, self.step)
             self._check(loss)
-            self.residual = largest(gradient)
+            self.residual = self._space.largest(gradient)
             self._rule.update(self.weights, self._memory, gradient, self.number)
         self.last = loss
         self._losses, self._count = self._losses + count * loss, self._count + count

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.training.gang.context import Array
-from pipelines.training.optimisers.oracle import Oracle, Outcome, State, Step, Watch, largest, one_norm, steepest
+from pipelines.training.optimisers.oracle import Oracle, Outcome, State, Step, Watch, steepest
 from pipelines.training.optimisers.search import SUFFICIENT, wolfe
+from pipelines.training.optimisers.space import WHOLE, Space
 
 MEMORY = 10
 COARSE = 1e-4
@@ -30,25 +31,23 @@ class _Point:
     value: float
     gradient: Array
     direction_of_descent: Array
-
-    @property
-    def residual(self) -> float:
-        return largest(self.direction_of_descent)
+    residual: float
 
 
-def lbfgs(oracle: Oracle, start: State, watch: Watch, *, tol: float, max_iter: int) -> Outcome:
+def lbfgs(oracle: Oracle, start: State, watch: Watch, *, tol: float, max_iter: int, space: Space = WHOLE) -> Outcome:
     """Minimise F from ``start["weights"]``, or go on from a state of an earlier call.
 
     Stops when the residual is at most `tol`, after `max_iter` steps, or where rounding errors leave no descent.
+    Vectors may be parts of whole ones, on as many processes as `space` speaks for: all call this together.
     """
-    return _Run(oracle, start, watch).minimise(tol, max_iter)
+    return _Run(oracle, start, watch, space).minimise(tol, max_iter)
 
 
 class _Run:
     """One minimisation: the point it is at, and the pairs that stand for the Hessian."""
 
-    def __init__(self, oracle: Oracle, start: State, watch: Watch) -> None:
-        self._oracle, self._watch = oracle, watch
+    def __init__(self, oracle: Oracle, start: State, watch: Watch, space: Space) -> None:
+        self._oracle, self._watch, self._space = oracle, watch, space
         self._fine = bool(start.get("fine", not oracle.coarse_pays))
         self._steps = int(start.get("steps", 0))
         self._history = [float(value) for value in start.get("history", [])]
@@ -85,11 +84,11 @@ class _Run:
     def _advance(self) -> bool:
         at = self._at
         direction = self._direction(at)
-        slope = float(direction @ at.direction_of_descent)
+        slope = self._dot(direction, at.direction_of_descent)
         if slope >= 0:
             self._s, self._y = [], []
             direction = -at.direction_of_descent / self._oracle.diagonal
-            slope = float(direction @ at.direction_of_descent)
+            slope = self._dot(direction, at.direction_of_descent)
         if slope == 0:
             return False
         following = self._search_orthant(at, direction) if self._oracle.l1 else self._search(at, direction, slope)
@@ -115,7 +114,7 @@ class _Run:
 
         def evaluate(step: float) -> tuple[float, float]:
             tried[step] = point = self._look(at.weights + step * direction)
-            return point.value, float(point.gradient @ direction)
+            return point.value, self._dot(point.gradient, direction)
 
         noise = _NOISE[self._fine] * max(abs(at.value), 1e-300)
         step = wolfe(evaluate, at.value, slope, noise=noise)
@@ -132,7 +131,7 @@ class _Run:
         for _ in range(30):
             weights = at.weights + step * direction
             weights = np.where(self._oracle.penalised & (np.sign(weights) != orthant), 0.0, weights)
-            promised = float(descent @ (weights - at.weights))
+            promised = self._dot(descent, weights - at.weights)
             point = self._look(weights)
             if point.value <= at.value + SUFFICIENT * promised and promised < 0:
                 return point
@@ -142,31 +141,26 @@ class _Run:
         return None
 
     def _direction(self, at: _Point) -> Array:
-        """Multiply the steepest descent with the inverse Hessian's approximation (two-loop recursion)."""
-        direction = -at.direction_of_descent
-        alphas = []
-        for s, y in zip(reversed(self._s), reversed(self._y), strict=True):
-            alpha = float(s @ direction) / float(s @ y)
-            direction = direction - alpha * y
-            alphas.append(alpha)
-        direction = direction / self._oracle.diagonal
-        if self._s:
-            s, y = self._s[-1], self._y[-1]
-            direction = direction * (float(s @ y) / float(y @ (y / self._oracle.diagonal)))
-        for s, y, alpha in zip(self._s, self._y, reversed(alphas), strict=True):
-            beta = float(y @ direction) / float(s @ y)
-            direction = direction + (alpha - beta) * s
-        return direction
+        """Multiply the steepest descent with the inverse Hessian's approximation."""
+        pairs = list(zip(self._s, self._y, strict=True))
+        return self._space.direction(at.direction_of_descent, pairs, self._oracle.diagonal)
 
     def _remember(self, s: Array, y: Array) -> None:
-        if float(s @ y) > 1e-12 * float(np.sqrt((s @ s) * (y @ y))):
+        both, of_s, of_y = self._space.dots([(s, y), (s, s), (y, y)])
+        if both > 1e-12 * float(np.sqrt(of_s * of_y)):
             self._s = [*self._s, s][-MEMORY:]
             self._y = [*self._y, y][-MEMORY:]
 
     def _look(self, weights: Array) -> _Point:
         smooth, gradient = self._oracle.gradient(weights, fine=self._fine)
-        value = smooth + one_norm(weights, self._oracle)
-        return _Point(weights, smooth, value, gradient, steepest(weights, gradient, self._oracle))
+        value = smooth
+        if self._oracle.l1:
+            value += self._oracle.l1 * self._space.one_norm(weights, self._oracle.penalised)
+        descent = steepest(weights, gradient, self._oracle)
+        return _Point(weights, smooth, value, gradient, descent, self._space.largest(descent))
+
+    def _dot(self, one: Array, other: Array) -> float:
+        return self._space.dots([(one, other)])[0]
 
     def _state(self) -> State:
         pairs = {"s": np.array(self._s), "y": np.array(self._y)} if self._s else {}

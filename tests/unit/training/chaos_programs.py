@@ -15,10 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 from pipelines.training import holding
-from pipelines.training.estimators import linear_rank, linear_watch
+from pipelines.training.estimators import linear_columns_rank, linear_columns_watch, linear_rank, linear_watch
 from pipelines.training.gang import RankContext
 from pipelines.training.passes import Passes
 from pipelines.training.reducers import ReproducibleSum
+from pipelines.training.strategies.model_parallel import ColumnPasses, ScoreExchange
+from pipelines.training.strategies.model_parallel_state import Parts
 from pipelines.training.strategies.synchronous import Team
 
 PHASES = ("start", "load", "step", "part", "collective", "share", "checkpoint", "close")
@@ -67,14 +69,17 @@ def hooked(function: Callable[..., Any], phase: str) -> Callable[..., Any]:
     return call
 
 
-def install() -> None:
-    """Put the hooks in, once for each process."""
-    load = holding.load_lane
-
-    def load_lane(*args: Any, on_rows: Callable[[int], None], **options: Any) -> Any:
+def with_hooked_rows(load: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, on_rows: Callable[[int], None], **options: Any) -> Any:
         return load(*args, on_rows=hooked(on_rows, "load"), **options)
 
-    holding.load_lane = load_lane  # type: ignore[assignment]
+    return call
+
+
+def install() -> None:
+    """Put the hooks in, once for each process."""
+    for module, name in ((holding, "load_lane"), (linear_columns_rank, "load_pages")):
+        setattr(module, name, with_hooked_rows(getattr(module, name)))
     for owner, name, phase in (
         (Passes, "gradient", "step"),
         (Passes, "hessian", "step"),
@@ -82,6 +87,10 @@ def install() -> None:
         (Passes, "part", "part"),
         (ReproducibleSum, "sum", "collective"),
         (Team, "keep", "share"),
+        (ColumnPasses, "gradient", "step"),
+        (ColumnPasses, "batch", "step"),
+        (ScoreExchange, "take", "collective"),
+        (Parts, "share", "share"),
     ):
         setattr(owner, name, hooked(getattr(owner, name), phase))
     open_store = linear_watch.open_store
@@ -91,7 +100,7 @@ def install() -> None:
         object.__setattr__(store, "replace", hooked(store.replace, "checkpoint"))
         return store
 
-    linear_watch.open_store = open_hooked  # type: ignore[assignment]
+    linear_watch.open_store = linear_columns_watch.open_store = open_hooked  # type: ignore[assignment]
 
 
 def program(context: RankContext) -> bytes:

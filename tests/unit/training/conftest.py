@@ -27,7 +27,7 @@ from pipelines.features import FeatureConfig, LabelConfig, fit_features
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators import linear_rank
-from pipelines.training.estimators.linear import Dealer, assemble
+from pipelines.training.estimators.linear import assemble, make_dealer
 from pipelines.training.estimators.registry import FitRequest, resolve
 from pipelines.training.fit import Fit
 from pipelines.training.gang import Deadlines, RankContext
@@ -190,7 +190,7 @@ class Trainer:
             stop=threading.Event(),
         )
         resolve(name).check(request.config)
-        dealer = Dealer(request)
+        dealer = make_dealer(request)
         arguments = dealer.arguments(holds or [()] * dealer.ranks)
 
         def live(own: dict[str, Any]) -> Program:

@@ -1,4 +1,4 @@
-"""Rows of four times the memory that a rank may use are trained on, within that memory."""
+"""Rows of four times the memory that a rank may use are trained on, within it; columns are held by one rank each."""
 
 from __future__ import annotations
 
@@ -65,3 +65,31 @@ def test_four_times_the_memory_trains_within_it(maker: Any, tmp_path: Path) -> N
     assert rank["disk_bytes"] + rank["memory_bytes"] >= 4 * LIMIT
     assert found.summary["converged"]
     assert 0 < peak.bytes <= LIMIT
+
+
+@pytest.mark.slow
+def test_a_rank_never_holds_the_columns_of_others(maker: Any) -> None:
+    rows, columns = 160_000, 4
+    rng = np.random.default_rng(0)
+    names = pa.array([f"c{number:02d}" for number in range(CATEGORIES)])
+    codes = {f"colour{j}": rng.integers(0, CATEGORIES, rows, np.int8) for j in range(columns)}
+    table = pa.table(
+        {name: pa.DictionaryArray.from_arrays(pa.array(code), names) for name, code in codes.items()}
+        | {"label": rng.integers(0, 2, rows).astype(np.int8)}
+    )
+    data = maker.prepare(table, features=[FeatureConfig(columns=list(codes))], sparse=False)
+    whole = rows * columns * CATEGORIES * 4
+    peaks = []
+    for ranks in (1, 2):
+        config = TrainConfig(
+            estimator="logistic_regression",
+            params={"l2": 1e-4, "tol": 1e-2},
+            strategy={"name": "model_parallel", "blocks": 4},
+        )
+        with Peak() as peak:
+            found = fit(config, data, client=None, ranks=ranks)
+        peaks.append(peak.bytes)
+        # Labels are kept beside each of the blocks; slabs end with some space that is not used.
+        assert max(rank["memory_bytes"] for rank in found.summary["ranks"]) < whole / ranks * 1.1
+    # What one rank has beyond what each of two has is half of the values; a tenth for what else processes do.
+    assert peaks[0] - peaks[1] > 0.4 * whole
