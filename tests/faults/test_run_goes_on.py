@@ -23,7 +23,7 @@ LIMIT_S = 180.0
 FLIGHTS = Path(__file__).parents[2] / "data_samples" / "flights"
 
 
-EPOCHS = 3_000
+EPOCHS = 1_500
 """Enough to be disturbed on a fast machine, few enough to be gone through on a busy one."""
 ENDLESS = 1_000_000
 
@@ -72,7 +72,7 @@ def until_trained(spec: Path, least_epochs: int) -> RunHandle:
 
 
 def checkpoints(runs: str, run_id: str) -> list[Path]:
-    return [path for path in Path(runs, "runs", run_id, "checkpoint").rglob("*") if path.is_file()]
+    return list(Path(runs, "runs", run_id, "checkpoint").rglob("commits/*.json"))
 
 
 def family(handle: RunHandle) -> list[psutil.Process]:
