@@ -239,6 +239,8 @@ def test_without_staleness_a_loss_costs_no_bit(
     injector.plan([("part", 100, victim, "kill")])
     found = train(data, "momentum", strategy={"name": "asynchronous", "staleness": 0})
     assert injector.struck == 1
+    # Rank 0 has left at once, and was not given up for staying.
+    assert [loss["rank"] for loss in found.summary["gang"]["losses"]] == [victim]
     assert coefficients(found).tobytes() == undisturbed["momentum"].tobytes()
 
 

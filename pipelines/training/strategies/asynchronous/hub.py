@@ -20,7 +20,7 @@ import numpy as np
 
 from pipelines.errors import DeadlineError, TrainingError
 from pipelines.training.gang import wire
-from pipelines.training.gang.context import Array
+from pipelines.training.gang.context import Array, Regroup
 from pipelines.training.gang.mesh import listen
 from pipelines.training.optimisers.rules import Rule
 from pipelines.training.reproducible import Binned, finish, merge
@@ -237,7 +237,15 @@ class Hub:
     # --- for rank 0 --------------------------------------------------------------------------------------------------
 
     def wait(self, seconds: float) -> bool:
-        """Wait for news; returns whether the course is done. Raises what a worker of rank 0 has raised."""
+        """Wait for news; returns whether the course is done.
+
+        Raises
+        ------
+        Regroup
+            The formation is over.
+        Exception
+            What a worker of rank 0 has raised.
+        """
         with self._lock:
             self._lock.wait(seconds)
             self._raise()
@@ -308,8 +316,11 @@ class Hub:
                 self._lock.wait(_LOOK_S)
 
     def _raise(self) -> None:
+        """Raise what ends the formation: an error of rank 0's own, or that a rank was lost."""
         if self._failure is not None:
             raise self._failure
+        if self._leaving():
+            raise Regroup
 
 
 class Door:
