@@ -422,7 +422,8 @@ class Membership:
         state, killed = member.state, member.killed is not None
         member.state, member.lost = State.GONE, True
         orders: list[Order] = []
-        expected = killed or state in (State.ENDING, State.RETURNED) or self.phase in (Phase.FINISHING, Phase.ENDED)
+        told = self.phase in _LAST and state is not State.ACTIVE  # it has left, and was dismissed
+        expected = killed or told or state in (State.ENDING, State.RETURNED)
         if event.cause is Cause.MEMORY or not expected:
             orders = self._trouble(member, event.cause, event.text, now, event.details)
         elif event.details and self.troubles:

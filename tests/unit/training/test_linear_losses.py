@@ -21,6 +21,7 @@ from sklearn.svm import SVC, LinearSVC
 
 from pipelines.model.model import Model
 from pipelines.training.data import TrainingData, load_part
+from pipelines.training.estimators import linear_watch
 from pipelines.training.estimators.linear_params import LinearParams, RegressionParams, SvmParams
 from pipelines.training.gang import StopRequested
 
@@ -267,8 +268,9 @@ def test_mini_batches_of_margins_come_near_the_optimum(trainer: Any, binary: Tra
 
 @pytest.mark.parametrize("params", [{"solver": "newton"}, {"solver": "lbfgs"}], ids=["newton", "lbfgs"])
 def test_a_stopped_fit_goes_on_at_the_width_that_it_had(
-    trainer: Any, numbers: Numbers, read_weights: Any, tmp_path: Any, params: dict[str, Any]
+    trainer: Any, numbers: Numbers, tmp_path: Any, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(linear_watch, "_REPORT_S", 0.0)  # every step is told
     data = numbers("values", 600)
     said = {"loss": "quantile", "quantile": 0.7, "l2": 1e-3, **params}
     whole = trainer.fit(data, said)

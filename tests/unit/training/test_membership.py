@@ -143,6 +143,18 @@ def test_a_killed_rank_is_the_cause_even_if_its_peers_complained_first() -> None
     assert verdict.rank == 2
 
 
+def test_the_end_of_one_that_was_dismissed_is_not_taken_for_the_cause() -> None:
+    gang = running(2)
+    gang.handle(Left(0, "rank 1 has left", 1), 5.0)
+    gang.handle(Arrived(0, ("again", 0)), 5.0)
+    gang.handle(Gone(0, Cause.DIED, "ended with exit code 0"), 5.1)
+    gang.handle(Gone(1, Cause.DIED, "was killed by SIGSEGV"), 5.2)
+    verdict = gang.verdict()
+    assert gang.ended
+    assert verdict is not None
+    assert (verdict.rank, verdict.text) == (1, "was killed by SIGSEGV")
+
+
 def test_a_crash_in_the_wake_of_an_exception_is_not_the_cause() -> None:
     gang = running(2)
     gang.handle(Complained(0, Cause.RAISED, "ValueError", {}), 5.0)
