@@ -150,11 +150,12 @@ def borders(sample: Array, weight: Array, low: float, high: float, max_bin: int)
     begins = heavy | (np.diff(place, prepend=-1.0) != 0)
     begins[1:] |= heavy[:-1]
     found = np.flatnonzero(begins)
-    excess = len(found) - max_bin
-    if excess > 0:  # heavy values have cut light bins in two: the lightest pieces go with the value before them
-        mass = np.where(heavy[found], np.inf, np.add.reduceat(masses, found))
-        mass[0] = np.inf
-        found = np.delete(found, np.argsort(mass, kind="stable")[:excess])
+    pieces = np.add.reduceat(masses, found)
+    while len(found) > max_bin:  # heavy values have cut light bins in two: who makes the lightest pair goes together
+        pairs = np.where(heavy[found[1:]], np.inf, pieces[1:] + pieces[:-1])
+        at = int(np.argmin(pairs)) + 1
+        pieces[at - 1] += pieces[at]
+        found, pieces = np.delete(found, at), np.delete(pieces, at)
     chosen: Array = values[found]
     return chosen
 

@@ -52,7 +52,10 @@ def train(data: TrainingData, params: dict[str, Any], **more: Any) -> Fit:
 def test_hashed_clicks_are_learned_and_predicted(maker: Any, params: dict[str, Any], within: float) -> None:
     table = clicks()
     data = maker.prepare(table, features=HASHED)
-    found = train(data, {**params, "batch_rows": 250, "epochs": 6, "tol": 0.0})
+    # Plain SGD's large steps want fresh weights; rates of each weight's own forgive staleness.
+    staleness = 0 if params.get("solver") == "sgd" else 4
+    strategy = {"servers": 2, "staleness": staleness}
+    found = train(data, {**params, "batch_rows": 250, "epochs": 6, "tol": 0.0}, strategy=strategy)
     summary = found.summary
     X, y = data.features.transform(table), table["label"].to_numpy()
     arrays = {name: np.load(io.BytesIO(found.files[name])) for name in ("keys.npy", "values.npy", "intercept.npy")}
@@ -73,7 +76,7 @@ def test_hashed_clicks_are_learned_and_predicted(maker: Any, params: dict[str, A
     assert summary["rows_seen"] == 6 * table.num_rows
     assert (summary["stop_reason"], len(summary["history"]), summary["repeated_batches"]) == ("epochs", 6, 0)
     assert sum(summary["staleness"].values()) == summary["n_iter"]
-    assert all(int(stale) <= 4 for stale in summary["staleness"])
+    assert all(int(stale) <= staleness for stale in summary["staleness"])
     assert summary["nonzero"] == len(arrays["keys.npy"]) == np.count_nonzero(weights)
     assert set(arrays["keys.npy"]) <= set(used)
     # FTRL's 1-norm leaves out what was seen too rarely to tell; the others have a weight for every key.

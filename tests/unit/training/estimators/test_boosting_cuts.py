@@ -96,6 +96,12 @@ def test_bins_weigh_about_the_same(values: list[float], max_bin: int, heavy: int
         assert shares[several].max(initial=0) <= 2 / max_bin + 4 / weight.sum()
 
 
+def test_a_value_goes_with_a_light_neighbour_rather_than_with_a_heavy_one() -> None:
+    sample = np.array([0.0] * 9 + [2, 3, 4, 5, 1], np.float32)
+    weight = np.array([2, 1, 1] * 4 + [2, 1], np.float32)
+    assert borders(sample, weight, 0.0, 5.0, 5).tolist() == [0, 1, 2, 3, 5]
+
+
 @pytest.mark.parametrize("zeros", [0.5, 0.9, 0.99])
 def test_a_frequent_value_does_not_take_the_bins_of_the_others(zeros: float) -> None:
     random = np.random.default_rng(0)
