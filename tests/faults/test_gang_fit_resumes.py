@@ -24,7 +24,7 @@ from pipelines.data.shards import plan_shards
 from pipelines.data.source import make_source
 from pipelines.data.split import SplitConfig
 from pipelines.data.splitting import fit_split
-from pipelines.errors import InterruptedRunError, UsageError
+from pipelines.errors import InterruptedRunError, TrainingError, UsageError
 from pipelines.features import FeatureConfig, LabelConfig, fit_features
 from pipelines.training import Deadlines, Progress, TrainConfig, TrainingData
 from pipelines.training.estimators import linear
@@ -230,6 +230,19 @@ def test_a_slow_ranks_shards_are_dealt_to_others_if_asked_for(
     assert history["losses"] == []
     assert history["stragglers"]["1"] > 2
     assert coefficients(found).tobytes() == undisturbed["momentum"].tobytes()
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", {"name": "asynchronous", "staleness": 4}])
+def test_a_training_that_diverges_ends_with_that_and_is_not_tried_again(
+    data: TrainingData, injector: Injector, strategy: Any
+) -> None:
+    injector.plan([("part", 1, 0, "slow")])  # so that it is the other rank's update that goes too far
+    params = {**BATCHES, "solver": "sgd", "learning_rate": 1e9, "schedule": "constant"}
+    config = TrainConfig.model_validate({**CONFIG.model_dump(), "params": params, "strategy": strategy})
+    told: list[Happening] = []
+    with pytest.raises(TrainingError, match="diverged"):
+        fit(config, data, client=None, ranks=2, happened=told.append)
+    assert [each.what for each in told if each.what in ("formation", "loss")] == ["formation"]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
