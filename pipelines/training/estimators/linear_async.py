@@ -6,7 +6,7 @@ import json
 import secrets
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -195,10 +195,7 @@ def _ticking(
         def batch(self, weights: Array, epoch: int, step: int) -> tuple[float, Array]:
             return penalty.mean(weights, hub.tick(weights, epoch, step, steps))
 
-        def local(self, weights: Array, memory: Array, epoch: int, step: int, count: int) -> tuple[float, Array, Array]:
-            raise NotImplementedError  # reduce_every belongs to the synchronous strategy
-
-    return descend(Ticks(), start, watch, replace(descent, reduce_every=1))
+    return descend(Ticks(), start, watch, descent)
 
 
 class HubTeam:

@@ -246,6 +246,7 @@ def minimise(
 ) -> Outcome:
     """Run a solver; `space` says where its vectors are."""
     if solver == "newton":
+        assert isinstance(objective, MeanObjective)  # refused for columns
         return newton(objective, start, watch, tol=params.tol, max_iter=params.max_iter)
     if solver in ("lbfgs", "owlqn"):
         return lbfgs(objective, start, watch, tol=params.tol, max_iter=params.max_iter, space=space)

@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import MutiraoError
+from pipelines.errors import DeadlineError, GangError, MutiraoError
 from pipelines.training.gang import process, wire
 from pipelines.training.gang.collective import PeerError, TcpCollective, listen
 from pipelines.training.gang.context import Kept, RankContext, Regroup, StopRequested
@@ -89,7 +89,8 @@ class _Member:
             return None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary of whatever a program may raise
             blamed = _find_blame(error)
-            if not self._dismissed and (self._leave or blamed is not None):
+            own = isinstance(error, MutiraoError) and not isinstance(error, GangError | DeadlineError)
+            if not self._dismissed and (blamed is not None or (self._leave and not own)):
                 logger.info("left formation %d: %s", order["formation"], self._leave or error)
                 seen = None if blamed is None or self._leave else blamed.rank
                 self._line.send({"kind": "left", "text": str(blamed or self._leave), "blamed": seen})

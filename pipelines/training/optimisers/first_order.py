@@ -9,7 +9,7 @@ import numpy as np
 
 from pipelines.errors import TrainingError
 from pipelines.training.gang.context import Array
-from pipelines.training.optimisers.oracle import BatchOracle, Outcome, State, Step, Watch
+from pipelines.training.optimisers.oracle import BatchOracle, LocalOracle, Outcome, State, Step, Watch
 from pipelines.training.optimisers.rules import Rule, RuleName
 from pipelines.training.optimisers.schedules import Schedule
 from pipelines.training.optimisers.space import WHOLE, Space
@@ -87,6 +87,17 @@ def stopped_falling(history: Sequence[float], tol: float) -> bool:
     return before - recent <= tol * abs(before)
 
 
+def refuse_divergence(loss: float, first: float, when: str, remedy: str) -> None:
+    """Raise `TrainingError` for a mean loss that is not finite, or ten thousand times the first one."""
+    if not (np.isfinite(loss) and loss <= _EXPLODED * max(first, 1e-12)):
+        raise TrainingError(
+            f"the training diverged at {when}",
+            expected=f"a mean loss near the first one, {first:.4g}, or below",
+            found=f"{loss:.4g}",
+            remedy=remedy,
+        )
+
+
 class _Run:
     """Weights, and the rule's memory of past gradients."""
 
@@ -111,6 +122,7 @@ class _Run:
         """Take one step, or one round of every lane's own steps."""
         count = min(self._settings.reduce_every, self._oracle.steps_per_epoch - self.step)
         if self._settings.reduce_every > 1:
+            assert isinstance(self._oracle, LocalOracle)
             loss, weights, self._memory = self._oracle.local(self.weights, self._memory, self.epoch, self.step, count)
             self._check(loss)
             self.residual = self._space.largest(weights - self.weights) / count
@@ -151,11 +163,5 @@ class _Run:
     def _check(self, loss: float) -> None:
         if np.isnan(self._first):
             self._first = loss
-        if np.isfinite(loss) and loss <= _EXPLODED * max(self._first, 1e-12):
-            return
-        raise TrainingError(
-            f"the training diverged at step {self.number + 1}",
-            expected=f"a mean loss near the first one, {self._first:.4g}, or below",
-            found=f"{loss:.4g}",
-            remedy=f"Use a smaller learning_rate than {self._settings.learning_rate:g}, and scale the features.",
-        )
+        remedy = f"Use a smaller learning_rate than {self._settings.learning_rate:g}, and scale the features."
+        refuse_divergence(loss, self._first, f"step {self.number + 1}", remedy)

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from pipelines.training.gang.context import Array
-from pipelines.training.optimisers.oracle import Oracle, Outcome, State, Step, Watch, largest, one_norm, steepest
+from pipelines.training.optimisers.oracle import CurvedOracle, Outcome, State, Step, Watch, largest, one_norm, steepest
 
 SUFFICIENT = 1e-4
 SHRINK = 0.25
@@ -42,7 +42,7 @@ class _Point:
     fine: bool
 
 
-def newton(oracle: Oracle, start: State, watch: Watch, *, tol: float, max_iter: int) -> Outcome:
+def newton(oracle: CurvedOracle, start: State, watch: Watch, *, tol: float, max_iter: int) -> Outcome:
     """Minimise F from ``start["weights"]``, or go on from a state of an earlier call.
 
     Stops when the residual is at most `tol`, after `max_iter` steps on the full data, or where rounding errors leave
@@ -54,7 +54,7 @@ def newton(oracle: Oracle, start: State, watch: Watch, *, tol: float, max_iter: 
 class _Run:
     """One minimisation; `_hessian` may be older than the point, `_fresh` says that it is not."""
 
-    def __init__(self, oracle: Oracle, start: State, watch: Watch) -> None:
+    def __init__(self, oracle: CurvedOracle, start: State, watch: Watch) -> None:
         self._oracle, self._watch = oracle, watch
         self._steps = int(start.get("steps", 0))
         self._history = [float(value) for value in start.get("history", [])]
@@ -184,7 +184,7 @@ class _Run:
         return Outcome(at.weights, at.value, at.residual, self._steps, reason, converged, tuple(self._history))
 
 
-def newton_step(oracle: Oracle, weights: Array, gradient: Array) -> Array:
+def newton_step(oracle: CurvedOracle, weights: Array, gradient: Array) -> Array:
     """Return the step that Newton's method takes without a 1-norm."""
     return _solved(oracle.hessian(weights), -gradient)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -54,6 +54,10 @@ class Oracle(Protocol):
         """Return f and its gradient; over every `stride`-th block only, and with coarse arithmetic unless `fine`."""
         ...
 
+
+class CurvedOracle(Oracle, Protocol):
+    """An oracle that knows second derivatives, too."""
+
     def hessian(self, weights: Array, *, fine: bool = True, stride: int = 1) -> Array:
         """Return the second derivatives of f, shape (size, size)."""
         ...
@@ -79,6 +83,11 @@ class BatchOracle(Protocol):
     def batch(self, weights: Array, epoch: int, step: int) -> tuple[float, Array]:
         """Return the mini-batch's mean loss (with the l2 penalty) and its gradient."""
         ...
+
+
+@runtime_checkable
+class LocalOracle(BatchOracle, Protocol):
+    """One whose lanes can go on for themselves."""
 
     def local(self, weights: Array, memory: Array, epoch: int, step: int, count: int) -> tuple[float, Array, Array]:
         """Let each lane take `count` steps of its own, and average; returns mean loss, weights and memory."""

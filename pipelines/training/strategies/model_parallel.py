@@ -384,19 +384,11 @@ class ColumnObjective:
         self._on_rows(1.0)
         return found
 
-    def hessian(self, weights: Array, *, fine: bool = True, stride: int = 1) -> Array:
-        """Not there: it would have an element for each two columns, wherever they are."""
-        raise NotImplementedError
-
     def batch(self, weights: Array, epoch: int, step: int) -> tuple[float, Array]:
         """See `BatchOracle.batch`."""
         found = self._mean(weights, self._passes.batch(weights, self._streams, epoch, step, self.steps_per_epoch))
         self._on_rows(1.0 / self.steps_per_epoch)
         return found
-
-    def local(self, weights: Array, memory: Array, epoch: int, step: int, count: int) -> tuple[float, Array, Array]:
-        """Not there: no block can go on without the others' scores."""
-        raise NotImplementedError
 
     def _mean(self, weights: Array, summed: Summed) -> tuple[float, Array]:
         total = max(summed.weight, 1e-300)

@@ -294,7 +294,7 @@ class MeanObjective:
         return found
 
     def local(self, weights: Array, memory: Array, epoch: int, step: int, count: int) -> tuple[float, Array, Array]:
-        """See `BatchOracle.local`."""
+        """See `LocalOracle.local`."""
         vector = self._team.local(weights, memory, epoch, step, count, self.steps_per_epoch)
         self._on_rows(count / self.steps_per_epoch)
         total = max(float(vector[1]), 1e-300)
@@ -302,7 +302,7 @@ class MeanObjective:
         return float(vector[0]) / total, moved[0], moved[1:]
 
     def hessian(self, weights: Array, *, fine: bool = True, stride: int = 1) -> Array:
-        """See `Oracle.hessian`."""
+        """See `CurvedOracle.hessian`."""
         vector = self._team.hessian(weights, fine=fine, stride=stride)
         outputs = self._penalty.outputs
         width = self.size // outputs

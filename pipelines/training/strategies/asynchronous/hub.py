@@ -22,17 +22,16 @@ from pipelines.errors import DeadlineError, TrainingError
 from pipelines.training.gang import wire
 from pipelines.training.gang.context import Array, Regroup
 from pipelines.training.gang.mesh import listen
+from pipelines.training.optimisers.first_order import refuse_divergence, stopped_falling
 from pipelines.training.optimisers.rules import Rule
 from pipelines.training.reproducible import Binned, finish, merge
 from pipelines.training.strategies.asynchronous.course import Course, Unit
-from pipelines.training.strategies.parameter_server.clock import Clock, Ticket
+from pipelines.training.strategies.clock import Clock, Ticket
 from pipelines.training.strategies.penalty import Penalty
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
-_EXPLODED = 1e4
-_PATIENCE = 3
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class Hub:
         self.history: list[float] = []
         self.residual, self.converged, self.tol = np.inf, False, 0.0
         self.units: dict[int, int] = dict.fromkeys(threads, 0)
-        """How many units each rank has done."""
+        """How many units each rank has done in this formation."""
 
     # --- for workers -------------------------------------------------------------------------------------------------
 
@@ -204,20 +203,13 @@ class Hub:
         while len(self.history) < self.course.epoch:
             total = self.losses.get(len(self.history), [0.0, 0.0])
             self.history.append(total[0] / max(total[1], 1e-300))
-        if self.tol and len(self.history) > _PATIENCE:
-            before, recent = min(self.history[:-_PATIENCE]), min(self.history[-_PATIENCE:])
-            self.converged = before - recent <= self.tol * abs(before)
+        self.converged = stopped_falling(self.history, self.tol)
 
     def _check(self, loss: float) -> None:
         if np.isnan(self.first):
             self.first = loss
-        if not (np.isfinite(loss) and loss <= _EXPLODED * max(self.first, 1e-12)):
-            raise TrainingError(
-                f"the training diverged at update {self.number + 1}",
-                expected=f"a mean loss near the first one, {self.first:.4g}, or below",
-                found=f"{loss:.4g}",
-                remedy=f"Use a smaller learning_rate than {self._rule.learning_rate:g}, or less staleness.",
-            )
+        remedy = f"Use a smaller learning_rate than {self._rule.learning_rate:g}, or less staleness."
+        refuse_divergence(loss, self.first, f"update {self.number + 1}", remedy)
 
     def heard(self, rank: int, worker: int) -> None:
         """Note that a worker has been told the word to leave."""
@@ -377,6 +369,8 @@ class Door:
                 self._serve(connection, rank, worker)
             except (DeadlineError, TrainingError) as error:
                 self._hub.lose(rank, worker, error)
+                # The cause is rank 0's to tell; a worker that only saw its connection end would blame rank 0.
+                connection.send({"kind": "end", "units": [], "load": None})
             return
         if rank >= 0:
             self._hub.lose(rank, worker, None)

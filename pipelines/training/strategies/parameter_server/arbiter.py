@@ -17,8 +17,8 @@ from typing import Any
 from pipelines.errors import DeadlineError, GangError
 from pipelines.training.gang import wire
 from pipelines.training.gang.mesh import listen
+from pipelines.training.strategies.clock import Clock
 from pipelines.training.strategies.parameter_server import frames
-from pipelines.training.strategies.parameter_server.clock import Clock
 from pipelines.training.strategies.parameter_server.frames import Frame, Kind
 from pipelines.training.strategies.parameter_server.limits import Limits
 from pipelines.training.strategies.parameter_server.streams import Hub, Stream

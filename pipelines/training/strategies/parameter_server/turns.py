@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipelines.training.strategies.parameter_server.clock import Clock
+from pipelines.training.strategies.clock import Clock
 from pipelines.training.strategies.parameter_server.frames import TURN, Kind
 
 

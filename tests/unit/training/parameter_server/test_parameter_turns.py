@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.training.strategies.parameter_server.clock import Clock
+from pipelines.training.strategies.clock import Clock
 from pipelines.training.strategies.parameter_server.frames import TURN, Kind
 from pipelines.training.strategies.parameter_server.turns import Question, Turns
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pipelines.training.strategies.parameter_server.clock import Clock
+from pipelines.training.strategies.clock import Clock
 
 
 class Workers(RuleBasedStateMachine):
