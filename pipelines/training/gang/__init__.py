@@ -1,7 +1,7 @@
 """Ranks that train together: started all or none, watched, formed again after losses, and ended together."""
 
 from pipelines.training.gang.context import Collective, Deadlines, RankContext, Regroup, StopRequested
-from pipelines.training.gang.membership import Sizes
+from pipelines.training.gang.members import Sizes
 from pipelines.training.gang.run import GangResult, Loss, run_gang
 from pipelines.training.gang.strikes import Strikes, Struck
 

@@ -10,7 +10,6 @@ killed sees a closed connection before anyone sees the death.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -36,6 +35,7 @@ from pipelines.training.gang.events import (
     Tell,
     Watched,
 )
+from pipelines.training.gang.members import Member, Sizes, State, Trouble, cause_of, completed
 
 LEAVE_S = 3.0
 """For a member to end by itself that was dismissed."""
@@ -45,8 +45,6 @@ KILL_S = 20.0
 """For a watcher to report the end of a member that it was told to kill (a large process takes its time)."""
 DEAF_S = 2.0
 """The same for a watcher that has been silent. What it watches ends when the coordinator closes the connections."""
-HANDICAP_S = 1.5
-"""A member found killed up to so long after another complained was the cause: watchers look every quarter second."""
 PATIENCE = 5
 """So many formations in a row may break without a step committed in between."""
 BLAMES = 2
@@ -68,78 +66,8 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class State(Enum):
-    """Where a member is in its life."""
-
-    COMING = "coming"
-    READY = "ready"
-    ACTIVE = "active"
-    RETURNED = "returned"
-    ENDING = "ending"
-    GONE = "gone"
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How many ranks: `start` at first, `most` when there is room, `least` to go on with after losses.
-
-    A gang that does not `survive` ends with its first loss.
-    """
-
-    start: int
-    least: int
-    most: int
-    survive: bool
-
-    @classmethod
-    def fixed(cls, size: int) -> Sizes:
-        """So many ranks, all of them or none."""
-        return cls(size, size, size, survive=False)
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """What went wrong at a rank (-1: the gang as a whole), when, and whatever is known about it."""
-
-    rank: int
-    cause: Cause
-    text: str
-    at: float
-    worker: str = ""
-    member: int = -1
-    formation: int = 0
-    details: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class _Member:
-    number: int
-    worker: str
-    heard: float
-    progress: float
-    state: State = State.COMING
-    rank: int | None = None
-    address: tuple[str, int] = ("", 0)
-    holds: tuple[int, ...] = ()
-    result: bytes | None = None
-    watched: bool = False
-    blames: int = 0
-    lost: bool = False
-    ready_since: float = 0.0
-    kill_at: float | None = None
-    killed: float | None = None
-    stopped_since: float | None = None
-    cpu_s: float = 0.0
-    rss_bytes: int = 0
-
-    @property
-    def gone(self) -> bool:
-        return self.state is State.GONE
-
-    @property
-    def name(self) -> int:
-        """Its rank; before it has one, its number."""
-        return self.number if self.rank is None else self.rank
+_LAST = (Phase.FINISHING, Phase.STOPPING, Phase.FAILING, Phase.ENDED)
+_LOSSES = (Cause.KILLED, Cause.DIED, Cause.SILENT, Cause.START)
 
 
 class Membership:
@@ -158,7 +86,7 @@ class Membership:
         self.step = -1
         self._sizes, self._deadlines = sizes, deadlines
         self._since = now
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, Member] = {}
         self._recruit_at = now
         self._broken = 0
         self._blamed: set[int] = set()
@@ -215,7 +143,7 @@ class Membership:
 
     def verdict(self) -> Trouble | None:
         """Return the cause of the failure: the earliest, where a killed rank counts as earlier than complaints."""
-        return min(self.troubles, key=_blame, default=None)
+        return cause_of(self.troubles)
 
     # --- events and time ---------------------------------------------------------------------------------------------
 
@@ -226,7 +154,7 @@ class Membership:
         if isinstance(event, RegroupAsked):
             return self._regroup("the work is dealt out anew")
         if isinstance(event, Enlisted):
-            self._members[event.member] = member = _Member(event.member, event.place, heard=now, progress=now)
+            self._members[event.member] = member = Member(event.member, event.place, heard=now, progress=now)
             if self.phase in _LAST:
                 member.kill_at = now
             return []
@@ -240,7 +168,7 @@ class Membership:
             case Arrived():
                 return self._arrived(member, event, now)
             case Beat():
-                _note_vitals(member, event, now)
+                member.note(event, now)
             case Spoke():
                 member.progress = now
             case Committed():
@@ -275,7 +203,7 @@ class Membership:
 
     # --- coming and forming ------------------------------------------------------------------------------------------
 
-    def _arrived(self, member: _Member, event: Arrived, now: float) -> list[Order]:
+    def _arrived(self, member: Member, event: Arrived, now: float) -> list[Order]:
         if not member.lost and (member.kill_at is None or self.phase is Phase.DISBANDING):
             member.state, member.address, member.holds = State.READY, event.address, event.holds
             member.kill_at, member.progress, member.ready_since = None, now, now
@@ -317,7 +245,7 @@ class Membership:
             return self._too_few(len(ready), now)
         return []
 
-    def _form(self, ready: list[_Member], now: float) -> list[Order]:
+    def _form(self, ready: list[Member], now: float) -> list[Order]:
         """Introduce members to each other: old ranks first, in their order, newcomers behind them."""
         if self.formation:
             self.waits_s.append(now - self._since)
@@ -370,7 +298,7 @@ class Membership:
 
     # --- leaving, and going on ---------------------------------------------------------------------------------------
 
-    def _left(self, member: _Member, event: Left, now: float) -> list[Order]:
+    def _left(self, member: Member, event: Left, now: float) -> list[Order]:
         member.state = State.COMING
         if self.phase is not Phase.RUNNING or member.rank is None:
             return []
@@ -418,7 +346,7 @@ class Membership:
         details = {} if last is None else last.details
         return self._fail(Trouble(-1, Cause.KILLED, text, now, formation=self.formation, details=details), now)
 
-    def _gone(self, member: _Member, event: Gone, now: float) -> list[Order]:
+    def _gone(self, member: Member, event: Gone, now: float) -> list[Order]:
         state, killed = member.state, member.killed is not None
         member.state, member.lost = State.GONE, True
         orders: list[Order] = []
@@ -427,14 +355,14 @@ class Membership:
         if event.cause is Cause.MEMORY or not expected:
             orders = self._trouble(member, event.cause, event.text, now, event.details)
         elif event.details and self.troubles:
-            self.troubles = [_with_details(trouble, event) for trouble in self.troubles]
+            self.troubles = [completed(trouble, event) for trouble in self.troubles]
         orders += self._finish_if_done(now)
         self._end_if_all_gone()
         return orders + self._form_if_ready(now, settled=False)
 
     # --- trouble -----------------------------------------------------------------------------------------------------
 
-    def _trouble(self, member: _Member, cause: Cause, text: str, now: float, details: dict[str, Any]) -> list[Order]:
+    def _trouble(self, member: Member, cause: Cause, text: str, now: float, details: dict[str, Any]) -> list[Order]:
         """Take in that a member is lost or has failed, and go on without it where that is possible."""
         if self.ended:
             return []
@@ -454,7 +382,7 @@ class Membership:
             return self._break(f"rank {member.rank}: {text}", now)
         return []
 
-    def _trouble_of(self, member: _Member, cause: Cause, text: str, now: float, details: dict[str, Any]) -> Trouble:
+    def _trouble_of(self, member: Member, cause: Cause, text: str, now: float, details: dict[str, Any]) -> Trouble:
         return Trouble(member.name, cause, text, now, member.worker, member.number, self.formation, details)
 
     def _fail(self, trouble: Trouble, now: float) -> list[Order]:
@@ -514,7 +442,7 @@ class Membership:
         text = f"no rank has computed or reported anything for {self._deadlines.idle_s:g} s"
         return self._fail(Trouble(-1, Cause.IDLE, text, now, formation=self.formation), now)
 
-    def _kill(self, member: _Member, now: float) -> list[Order]:
+    def _kill(self, member: Member, now: float) -> list[Order]:
         """Order a kill once, and wait for its report only so long."""
         if member.killed is None:
             member.killed, member.lost = now, True
@@ -546,44 +474,10 @@ class Membership:
         if self.phase in _LAST and not self._there():
             self.phase = Phase.ENDED
 
-    def _there(self) -> list[_Member]:
+    def _there(self) -> list[Member]:
         return [member for member in self._members.values() if not member.gone]
 
-    def _formed(self, *, gone: bool = False) -> list[_Member]:
+    def _formed(self, *, gone: bool = False) -> list[Member]:
         """Return the current formation's members, by rank; also those that are gone, if asked for."""
         found = [member for member in self._members.values() if member.rank is not None and (gone or not member.gone)]
         return sorted(found, key=lambda member: member.rank or 0)
-
-
-_LAST = (Phase.FINISHING, Phase.STOPPING, Phase.FAILING, Phase.ENDED)
-_LOSSES = (Cause.KILLED, Cause.DIED, Cause.SILENT, Cause.START)
-
-
-def _note_vitals(member: _Member, event: Beat, now: float) -> None:
-    if event.cpu_s > member.cpu_s + 0.01:
-        member.progress = now
-    member.cpu_s, member.rss_bytes = max(member.cpu_s, event.cpu_s), event.rss_bytes
-    if event.state in ("stopped", "tracing-stop"):
-        member.stopped_since = now if member.stopped_since is None else member.stopped_since
-    else:
-        member.stopped_since = None
-
-
-def _blame(trouble: Trouble) -> tuple[bool, float]:
-    certain = trouble.cause in (Cause.KILLED, Cause.MEMORY, Cause.SILENT)
-    return trouble.cause is Cause.BLAMED, trouble.at - (HANDICAP_S if certain else 0.0)
-
-
-def _with_details(trouble: Trouble, event: Gone) -> Trouble:
-    if trouble.member != event.member:
-        return trouble
-    return Trouble(
-        trouble.rank,
-        trouble.cause,
-        trouble.text,
-        trouble.at,
-        trouble.worker,
-        trouble.member,
-        trouble.formation,
-        {**event.details, **trouble.details},
-    )

@@ -30,7 +30,8 @@ from pipelines.training.gang.events import (
     StopAsked,
 )
 from pipelines.training.gang.launch import DaskLauncher, Launcher, LocalLauncher
-from pipelines.training.gang.membership import Membership, Phase, Sizes, Trouble
+from pipelines.training.gang.members import Sizes, Trouble
+from pipelines.training.gang.membership import Membership, Phase
 from pipelines.training.gang.queue import Place, turn
 from pipelines.training.gang.strikes import Strikes
 from pipelines.training.gang.watcher import Launch

@@ -28,7 +28,8 @@ from pipelines.training.gang.events import (
     Tell,
     Watched,
 )
-from pipelines.training.gang.membership import DISBAND_S, KILL_S, LEAVE_S, PATIENCE, Membership, Phase, Sizes
+from pipelines.training.gang.members import Sizes
+from pipelines.training.gang.membership import DISBAND_S, KILL_S, LEAVE_S, PATIENCE, Membership, Phase
 
 DEADLINES = Deadlines(start_s=30, silence_s=6, idle_s=100, grace_s=20, rejoin_s=3)
 
