@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import random
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +22,11 @@ from pipelines.data.splitting import fit_split
 from pipelines.errors import InterruptedRunError
 from pipelines.features import FeatureConfig, LabelConfig, fit_features
 from pipelines.training import Deadlines, Progress, TrainConfig, TrainingData
-from pipelines.training.estimators import linear
 from pipelines.training.fit import Fit, fit
+from tests.faults.injecting import PHASES, Injector
 
 pytestmark = pytest.mark.slow
 
-PHASES = ("start", "load", "step", "collective", "share", "checkpoint", "close")
-PROGRAMS = Path(__file__).parents[1] / "unit" / "training"
 COLUMNS = 24
 # Small batches and many epochs, and tolerances near the noise: long enough to be disturbed in the middle.
 BATCHES = {"C": 1.0, "learning_rate": 0.05, "batch_rows": 100, "epochs": 6}
@@ -77,34 +73,6 @@ def undisturbed(data: TrainingData) -> dict[str, bytes]:
 
 def coefficients(found: Fit) -> bytes:
     return np.load(io.BytesIO(found.files["coef.npy"])).tobytes()
-
-
-class Injector:
-    """Builds faults into the ranks' program."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._folder, self._patch = folder, monkeypatch
-        monkeypatch.setattr(linear, "PROGRAM", "chaos_programs:program")
-        monkeypatch.setenv("MUTIRAO_CODE_PATH", str(PROGRAMS))
-
-    def plan(self, faults: Sequence[tuple[str, int, int, str]]) -> None:
-        """Let rank r do something at the n-th time that it comes by a phase: (phase, n, r, what)."""
-        self.flags = [self._folder / f"struck-{number}" for number in range(len(faults))]
-        named = [
-            {"phase": phase, "nth": nth, "rank": rank, "what": what, "flag": str(flag)}
-            for (phase, nth, rank, what), flag in zip(faults, self.flags, strict=True)
-        ]
-        self._patch.setenv("MUTIRAO_TEST_FAULTS", json.dumps(named))
-
-    @property
-    def struck(self) -> int:
-        """How many of them have happened."""
-        return sum(flag.exists() for flag in self.flags)
-
-
-@pytest.fixture
-def injector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Injector:
-    return Injector(tmp_path, monkeypatch)
 
 
 PLACES = [("start", 1), ("load", 2), ("step", 30), ("collective", 40), ("close", 1)]
