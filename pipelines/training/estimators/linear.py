@@ -19,8 +19,9 @@ from pipelines.training.estimators.linear_params import MINI_BATCH, SERVED, Line
 from pipelines.training.estimators.registry import FitRequest, Series
 from pipelines.training.estimators.served_params import refuse_parameters, refuse_several
 from pipelines.training.fit import Fit, Progress
-from pipelines.training.gang import Sizes, run_gang
+from pipelines.training.gang import GangResult, Sizes, run_gang
 from pipelines.training.gang.events import Introduce
+from pipelines.training.gang.run import Deal
 from pipelines.training.happenings import Happening
 from pipelines.training.identity import prefix_of, record_identity, refuse_others
 from pipelines.training.lanes import deal_lanes, default_lanes, make_lanes
@@ -131,25 +132,33 @@ def _fit(request: FitRequest) -> Fit:
         return dealer.arguments(order.holds, reporter.speeds(order))
 
     began = time.monotonic()
-    gang = run_gang(
-        request.client,
+    gang = run_ranks(
+        request,
         PROGRAM,
+        dealer,
         deal,
-        sizes=Sizes(dealer.ranks, min(request.min_ranks, dealer.ranks), dealer.most, survive=True),
-        threads=request.threads,
-        memory_bytes=request.memory_bytes,
-        deadlines=request.deadlines,
         on_message=reporter,
         on_wait=story.waits,
         on_loss=story.lost,
-        strikes=request.strikes,
-        stop=request.stop,
         regroup=regroup,
         share_workers=request.trial,
-        name=request.config.estimator,
     )
     fit = assemble(gang.results, time.monotonic() - began)
     return replace(fit, summary={**fit.summary, "gang": history(gang, story.resumptions, reporter.slow)})
+
+
+def run_ranks(request: FitRequest, program: str, dealer: AnyDealer, deal: Deal, **more: Any) -> GangResult:
+    """Run a program on a gang that survives losses, as the request says; `more` goes to `run_gang`."""
+    words: dict[str, Any] = {
+        "threads": request.threads,
+        "memory_bytes": request.memory_bytes,
+        "deadlines": request.deadlines,
+        "strikes": request.strikes,
+        "stop": request.stop,
+        "name": request.config.estimator,
+    }
+    sizes = Sizes(dealer.ranks, min(request.min_ranks, dealer.ranks), dealer.most, survive=True)
+    return run_gang(request.client, program, deal, sizes=sizes, **{**words, **more})
 
 
 def settle_identity(request: FitRequest, plain: dict[str, Any]) -> None:

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 from pipelines import codec
 from pipelines.errors import GangError, InterruptedRunError, MutiraoError, TrainingError
 from pipelines.training.config import TrainConfig
-from pipelines.training.estimators.linear import Dealer, Reporter, assemble, identity, settle_identity
+from pipelines.training.estimators.linear import Dealer, Reporter, assemble, identity, run_ranks, settle_identity
 from pipelines.training.estimators.registry import FitRequest
 from pipelines.training.events import Either
 from pipelines.training.fit import Fit, Progress
-from pipelines.training.gang import Sizes, run_gang
 from pipelines.training.gang.events import Introduce
 from pipelines.training.story import Story
 
@@ -113,23 +112,18 @@ class _Gang:
 
         def attend() -> None:
             try:
-                run_gang(
-                    request.client,
+                run_ranks(
+                    request,
                     PROGRAM,
+                    dealer,
                     deal,
-                    sizes=Sizes(dealer.ranks, min(request.min_ranks, dealer.ranks), dealer.most, survive=True),
-                    threads=request.threads,
-                    memory_bytes=request.memory_bytes,
-                    deadlines=request.deadlines,
                     on_message=lambda rank, message: self._messages.put({**message, "rank": rank}),
                     on_wait=partial(tell, self.story.waits),
                     on_loss=partial(tell, self.story.lost),
-                    strikes=request.strikes,
                     regroup=regroup,
                     words=self._words,
                     share_workers=True,
                     stop=self._stop,
-                    name=request.config.estimator,
                 )
             except BaseException as error:  # noqa: BLE001 - a thread's boundary: whoever waits for it raises it
                 self._error = error

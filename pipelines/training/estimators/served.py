@@ -12,14 +12,14 @@ from typing import Any
 
 from pipelines import codec
 from pipelines.training.config import ParameterServerConfig
-from pipelines.training.estimators.linear import Dealer, Reporter
+from pipelines.training.estimators.linear import Dealer, Reporter, run_ranks
 from pipelines.training.estimators.linear_params import LinearParams
 from pipelines.training.estimators.registry import FitRequest
 from pipelines.training.estimators.served_checkpoint import Saved, ServedCheckpoints
 from pipelines.training.estimators.served_ledger import Ledger
 from pipelines.training.estimators.served_params import count_servers
 from pipelines.training.fit import Fit, Progress
-from pipelines.training.gang import GangResult, Sizes, run_gang
+from pipelines.training.gang import GangResult
 from pipelines.training.gang.events import Introduce
 from pipelines.training.gang.launch import host_towards
 from pipelines.training.state import decode_state
@@ -62,21 +62,9 @@ def fit_served(request: FitRequest, params: LinearParams) -> Fit:
             return [each | {"served": owner.words([lane for lane, _ in each["lanes"]])} for each in arguments]
 
         reporter = _Reporter(request, ledger, params.epochs, story)
-        gang = run_gang(
-            request.client,
-            PROGRAM,
-            deal,
-            sizes=Sizes(dealer.ranks, min(request.min_ranks, dealer.ranks), dealer.most, survive=True),
-            threads=request.threads,
-            memory_bytes=request.memory_bytes,
-            deadlines=request.deadlines,
-            on_message=reporter,
-            on_wait=story.waits,
-            on_loss=story.lost,
-            strikes=request.strikes,
-            stop=request.stop,
-            name=request.config.estimator,
-        )
+        gang = run_ranks(
+            request, PROGRAM, dealer, deal, on_message=reporter, on_wait=story.waits, on_loss=story.lost
+        )  # fmt: skip
         summary = {**owner.summary(), **reporter.summary(gang)}
     return _assemble(gang, ledger, saved, summary, time.monotonic() - began)
 
