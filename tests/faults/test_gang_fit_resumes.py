@@ -239,7 +239,7 @@ def history_of(seed: int) -> tuple[str, int, list[tuple[str, int, int, str]]]:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[] if seed < 8 else [pytest.mark.soak]) for seed in range(100)]
+    "seed", [pytest.param(seed, marks=[] if seed < 8 else [pytest.mark.soak]) for seed in range(108)]
 )
 def test_any_history_of_faults_ends_in_the_same_bits(
     data: TrainingData, undisturbed: dict[str, np.ndarray], injector: Injector, tmp_path: Path, seed: int

@@ -373,7 +373,8 @@ class Membership:
         if cause not in _LOSSES or not (self._sizes.survive or not self.formation):
             return self._fail(trouble, now)
         self.troubles.append(trouble)
-        self.losses.append(trouble)
+        if cause is not Cause.START:  # nothing is lost with one that no worker has begun to watch: another is sent for
+            self.losses.append(trouble)
         early = [each for each in self.losses if each.formation == 0 and each.cause is Cause.DIED]
         if not self.formation and len(early) > BLAMES:
             return self._fail(trouble, now)

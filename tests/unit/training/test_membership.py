@@ -101,6 +101,17 @@ def test_one_that_is_lost_before_the_start_is_replaced_in_any_gang() -> None:
     assert gang.tick(2.1) == [Recruit(1)]
     gang.handle(Enlisted(2), 2.1)
     assert gang.handle(Arrived(2, ("c", 3)), 3.0) == [Introduce(1, (0, 2), (("a", 1), ("c", 3)), ((), ()))]
+    assert gang.losses == []  # nothing of anyone's work
+
+
+def test_a_replacement_whose_worker_goes_away_first_is_replaced_and_no_second_loss() -> None:
+    gang = running(2, survive=True)
+    lose(gang, 1, 5.0, (0,))
+    gang.tick(5.1)
+    gang.handle(Enlisted(2), 5.1)
+    gang.handle(Gone(2, Cause.START, "its worker went away before it began"), 5.2)
+    assert Recruit(1) in gang.tick(6.0)
+    assert [loss.member for loss in gang.losses] == [1]
 
 
 def test_one_that_crashes_at_every_start_is_not_tried_for_ever() -> None:
