@@ -13,6 +13,7 @@ import pyarrow as pa
 from pipelines.data.shards import Shard
 from pipelines.errors import DataError, TrainingError
 from pipelines.training.blocks import Block, BlockStore, Buffer, SparseBlock, Stored, block_rows
+from pipelines.training.compressed import Compressed
 from pipelines.training.data import MAX_BYTES_IN_FLIGHT, TrainingData, read_labelled
 from pipelines.training.filling import DenseFiller, SparseFiller
 from pipelines.training.gang.context import Array
@@ -164,7 +165,8 @@ def moments_size(features: int, classes: int, labels: int = 1) -> int:
 
 def measure(blocks: Sequence[Stored], features: int, classes: int, labels: int = 1) -> Array:
     """Sum what `Moments` needs over one lane's blocks; a vector that can be added up."""
-    total = np.zeros(moments_size(features, classes, labels))
+    total: Array = np.zeros(moments_size(features, classes, labels))
+    head, x, x2 = np.split(total, [len(total) - 2 * features, len(total) - features])
     buffer = Buffer()
     for stored in blocks:
         block = stored.fetch(buffer)
@@ -172,19 +174,21 @@ def measure(blocks: Sequence[Stored], features: int, classes: int, labels: int =
         weight = np.ones(len(y)) if block.weight is None else block.weight.astype(np.float64)
         codes = block.y.astype(np.intp) if classes else np.empty(0, np.intp)
         shares = np.bincount(codes, weights=weight if classes else None, minlength=classes)
-        sums = [np.array([len(y), weight.sum()]), weight @ y, weight @ (y * y), shares, *_feature_sums(block, weight)]
-        total += np.concatenate(sums)
+        head += np.concatenate([np.array([len(y), weight.sum()]), weight @ y, weight @ (y * y), shares])
+        _add_features(block, weight, x, x2)
     return total
 
 
-def _feature_sums(block: Block, weight: Array) -> tuple[Array, Array]:
+def _add_features(block: Block, weight: Array, x: Array, x2: Array) -> None:
     if isinstance(block, SparseBlock):
-        values, rows = block.X.data.astype(np.float64), np.repeat(weight, np.diff(block.X.indptr))
-        width = block.X.shape[1]
-        first = np.bincount(block.X.indices, weights=values * rows, minlength=width)
-        return first, np.bincount(block.X.indices, weights=values * values * rows, minlength=width)
-    X = block.X.astype(np.float64)
-    return X @ weight, np.square(X, out=X) @ weight
+        X = Compressed(block.X)
+        X.add_transposed(weight, x)
+        np.square(X.values, out=X.values)
+        X.add_transposed(weight, x2)
+        return
+    values = block.X.astype(np.float64)
+    x += values @ weight
+    x2 += np.square(values, out=values) @ weight
 
 
 def check_finite(moments: Moments, names: Sequence[str]) -> None:

@@ -10,22 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
 
 import numpy as np
-from scipy.sparse import _sparsetools
 
 from pipelines.training.batches import LaneStream
 from pipelines.training.blocks import Block, Buffer, DenseBlock, SparseBlock, Stored
+from pipelines.training.compressed import Compressed
 from pipelines.training.gang.context import Array
 from pipelines.training.objectives import Loss, Sharpening
 
 HEAD = 2
 """A gradient pass's vector begins with the sum of the losses and the sum of the weights."""
-
-
-LaneGradient: TypeAlias = Callable[[Array, int, int, int], Array]
-"""From weights, epoch, step and steps to one lane's part of `Passes.batch`."""
 
 
 class Workspace:
@@ -144,10 +139,34 @@ class Passes:
             X = Compressed(block.X) if isinstance(block, SparseBlock) else block.X
             self._add_gradient(block, X, weights, total)
 
-    def each(
-        self, streams: Mapping[int, LaneStream], size: int, work: Callable[[LaneGradient, Array], object]
-    ) -> Array:
-        """Let every lane work for itself, in parallel: `work` fills the lane's vector with the help of its gradient.
+    def step(self, weights: Array, stream: LaneStream, epoch: int, step: int, steps: int, rate: float) -> Array:
+        """Take one step of plain descent along one lane's part of a sparse mini-batch, in place.
+
+        Only the weights of the rows' own features, and the intercepts, are read and written.
+
+        Parameters
+        ----------
+        weights : ndarray of float64, shape (outputs, features + 1)
+        rate : float
+            The step size, for the mean of the losses.
+
+        Returns
+        -------
+        ndarray of float64, shape (HEAD,)
+            Sums of the losses and of the weights of rows.
+        """
+        head, taken = np.zeros(HEAD), []
+        for block in stream.take(epoch, step, steps):
+            X = Compressed(block.X)
+            loss, residuals, weight = self._evaluate(block, X, weights)
+            head += loss, weight
+            taken.append((X, residuals))
+        for X, residuals in taken:
+            pull_back(X, residuals * (-rate / max(head[1], 1e-300)), weights)
+        return head
+
+    def each(self, streams: Mapping[int, LaneStream], size: int, work: Callable[[LaneStream, Array], object]) -> Array:
+        """Let every lane work for itself, in parallel: ``work(stream, total)`` fills the lane's vector.
 
         Returns
         -------
@@ -156,12 +175,7 @@ class Passes:
         totals = np.zeros((len(self.lanes), size))
 
         def one(at: int, number: int, space: Workspace) -> None:
-            def gradient(weights: Array, epoch: int, step: int, steps: int) -> Array:
-                total = np.zeros(HEAD + self.size)
-                self.part(weights.reshape(self.loss.outputs, -1), streams[number], epoch, step, steps, total)
-                return total
-
-            work(gradient, totals[at])
+            work(streams[number], totals[at])
 
         self._share(one)
         return totals
@@ -183,11 +197,15 @@ class Passes:
         return weight if block.weight is None else weight * block.weight
 
     def _add_gradient(self, block: Block, X: Array | Compressed, weights: Array, total: Array) -> None:
+        loss, residuals, weight = self._evaluate(block, X, weights)
+        total[:HEAD] += loss, weight
+        pull_back(X, residuals, total[HEAD:].reshape(weights.shape))
+
+    def _evaluate(self, block: Block, X: Array | Compressed, weights: Array) -> tuple[float, Array, float]:
+        """Return the sum of the losses, the residuals, and the sum of the rows' weights."""
         weight = self._weight(block)
         loss, residuals = self.loss.evaluate(scores_of(X, weights), block.y, weight)
-        total[0] += loss
-        total[1] += block.rows if weight is None else weight.sum(dtype=np.float64)
-        pull_back(X, residuals, total[HEAD:].reshape(weights.shape))
+        return loss, residuals, block.rows if weight is None else float(weight.sum(dtype=np.float64))
 
     def _over_lanes(self, add: Callable[[Block, Workspace, Array], None], size: int, stride: int) -> Array:
         totals = np.zeros((len(self.lanes), size))
@@ -220,14 +238,6 @@ def lower_triangle(size: int) -> Array:
     return rows * size + columns
 
 
-class Compressed:
-    """A sparse block with its values in float64, as SciPy's kernels want them."""
-
-    def __init__(self, X: Any) -> None:
-        self.X = X
-        self.values = X.data.astype(np.float64)
-
-
 def as_matrix(block: Block, space: Workspace, fine: bool) -> Array | Compressed:
     """Bring a block's values into the form that is computed with."""
     if isinstance(block, SparseBlock):
@@ -239,11 +249,9 @@ def as_matrix(block: Block, space: Workspace, fine: bool) -> Array | Compressed:
 def scores_of(X: Array | Compressed, weights: Array) -> Array:
     """Scores of all rows, shape (outputs, rows)."""
     if isinstance(X, Compressed):
-        rows, features = X.X.shape
-        scores = np.repeat(weights[:, -1:], rows, axis=1)
-        for output, row in enumerate(weights):
-            inner = np.ascontiguousarray(row[:-1])
-            _sparsetools.csr_matvec(rows, features, X.X.indptr, X.X.indices, X.values, inner, scores[output])
+        scores = np.repeat(weights[:, -1:], X.X.shape[0], axis=1)
+        for row, own in zip(weights, scores, strict=True):
+            X.add_product(np.ascontiguousarray(row[:-1]), own)
         return scores
     inner = weights[:, :-1].astype(X.dtype, copy=False)
     found: Array = inner @ X
@@ -254,11 +262,8 @@ def scores_of(X: Array | Compressed, weights: Array) -> Array:
 def pull_back(X: Array | Compressed, residuals: Array, gradient: Array) -> None:
     """Add the residuals times the rows to `gradient`, shape (outputs, features + 1)."""
     if isinstance(X, Compressed):
-        rows, features = X.X.shape
-        for output, row in enumerate(residuals):
-            values = np.ascontiguousarray(row, dtype=np.float64)
-            # Rows of CSR are columns of the transposed matrix in CSC; the kernel adds to what is there.
-            _sparsetools.csc_matvec(features, rows, X.X.indptr, X.X.indices, X.values, values, gradient[output, :-1])
+        for row, own in zip(residuals, gradient, strict=True):
+            X.add_transposed(np.ascontiguousarray(row, dtype=np.float64), own[:-1])
     else:
         gradient[:, :-1] += residuals @ X.T
     gradient[:, -1] += residuals.sum(axis=1, dtype=np.float64)

@@ -127,8 +127,8 @@ def _ours(path: str, params: str) -> dict[str, Any]:
     }
 
 
-def training_data(path: str, client: Any = None) -> Any:
-    """Prepare a synthetic dataset for training, as its columns are."""
+def training_data(path: str, client: Any = None, *, validation: float = 0.0, **encoding: Any) -> Any:
+    """Prepare a synthetic dataset for training: its columns as they are, or encoded as it is said."""
     from pipelines.data.config import DataConfig
     from pipelines.data.dataset import open_dataset
     from pipelines.data.shards import plan_shards
@@ -141,10 +141,10 @@ def training_data(path: str, client: Any = None) -> Any:
     dataset = open_dataset(path)
     source = make_source(dataset, DataConfig(source=path))
     plan = plan_shards(dataset, dataset.schema.names, shards=64)
-    split = fit_split(SplitConfig(kind="hash", validation=0.0, test=0.0), source, plan.shards)
+    split = fit_split(SplitConfig(kind="hash", validation=validation, test=0.0), source, plan.shards)
     names = [name for name in dataset.schema.names if name != "label"]
     # As the rows are: peers learn from the very same numbers.
-    features = [FeatureConfig(columns=names, scale="none", impute="none")]
+    features = [FeatureConfig(columns=names, **(encoding or {"scale": "none", "impute": "none"}))]
     fitted = fit_features(features, LabelConfig(column="label"), source, plan.shards, split, client=client)
     return TrainingData(source, plan, split, fitted.plan, fitted.target, rows=fitted.rows)
 

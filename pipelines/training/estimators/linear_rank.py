@@ -45,6 +45,7 @@ from pipelines.training.passes import Passes
 from pipelines.training.reducers import ReproducibleSum
 from pipelines.training.state import array_bytes, decode_state, encode_state
 from pipelines.training.strategies.compression import Compression
+from pipelines.training.strategies.local_steps import LocalSteps
 from pipelines.training.strategies.penalty import Penalty
 from pipelines.training.strategies.synchronous import MeanObjective, Team
 
@@ -120,7 +121,9 @@ def train(context: RankContext, job: Job, loaded: Loaded, tell: Telling) -> byte
         if start.state is not None and team.keeps_lanes:
             team.restore(decode_state(start.state))
         solver = choose_solver(job.params, setting, features)
-        team.rule = _descent(job, solver).made(_steps(job, moments), team.l1) if solver in MINI_BATCH else None
+        if solver in MINI_BATCH:
+            rule = _descent(job, solver).made(_steps(job, moments), team.l1)
+            team.local_steps = LocalSteps(passes, streams, rule, penalty, job.data.features.sparse)
         team.pace = tell.paced(sum(stream.rows for stream in streams.values()))
         strategy = job.config.strategy
         ranks = None

@@ -53,10 +53,14 @@ class Rule:
         weights, gradient : ndarray of float64, shape (weights,)
         memory : ndarray of float64, shape (memories, weights)
         """
-        eta = rate(
-            self.schedule, number, self.total, first=self.learning_rate, power=self.power, warmup=self.warmup
-        )  # fmt: skip
-        scale = self._move(weights, memory, gradient, number, eta)
+        self.shrink(weights, self._move(weights, memory, gradient, number, self.rate(number)))
+
+    def rate(self, number: int) -> float:
+        """Return the step size of update `number`."""
+        return rate(self.schedule, number, self.total, first=self.learning_rate, power=self.power, warmup=self.warmup)
+
+    def shrink(self, weights: Array, scale: Array | float) -> None:
+        """Take the 1-norm's proximal step in place, of the size `scale`."""
         if self.l1 is not None:
             weights[:] = np.sign(weights) * np.maximum(np.abs(weights) - self.l1 * scale, 0)
 

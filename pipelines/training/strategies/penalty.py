@@ -43,3 +43,8 @@ class Penalty:
         gradient = vector[HEAD:] / total + self.l2 * inner
         gradient[self.fixed] = 0.0
         return float(vector[0]) / total + 0.5 * self.l2 * float(inner @ inner), gradient
+
+    def of_weights(self, weights: Array) -> float:
+        """Return l2/2·‖w‖²."""
+        inner = weights[self.penalised]
+        return 0.5 * self.l2 * float(inner @ inner) if self.l2 else 0.0

@@ -17,10 +17,10 @@ from pipelines.training.batches import LaneStream
 from pipelines.training.gang import Collective, Regroup, StopRequested
 from pipelines.training.gang.context import Array
 from pipelines.training.holding import Holding
-from pipelines.training.optimisers.rules import Rule
-from pipelines.training.passes import HEAD, LaneGradient, Passes, lower_triangle
+from pipelines.training.passes import HEAD, Passes, lower_triangle
 from pipelines.training.reducers import ReproducibleSum
 from pipelines.training.strategies.compression import Compression
+from pipelines.training.strategies.local_steps import LocalSteps, Run
 from pipelines.training.strategies.penalty import Penalty
 
 _ORDER = struct.Struct("<BBIQQQQdB")
@@ -78,8 +78,7 @@ class Team:
         self._collective, self._passes, self._streams, self.held = collective, passes, streams, held
         self.penalty, self._compression = penalty, compression
         self.l1 = np.where(penalty.penalised, l1, 0.0) if l1 else None
-        self.rule: Rule | None = None
-        """How lanes take steps of their own."""
+        self.local_steps: LocalSteps | None = None
         self._shape = (passes.loss.outputs, features + 1)
         self._reducer = ReproducibleSum(collective)
         self.number = 0
@@ -109,7 +108,7 @@ class Team:
         return self._do(_Order(_BATCH, False, 1, epoch, step, steps, self.number), weights)
 
     def local(self, weights: Array, memory: Array, epoch: int, step: int, count: int, steps: int) -> Array:
-        """Let all lanes take `count` steps of their own; returns sums of what `_local` gives for each."""
+        """Let all lanes take `count` steps of their own; returns sums of what `LocalSteps.take` gives."""
         order = _Order(_LOCAL, stride=count, epoch=epoch, step=step, steps=steps, number=self.number)
         return self._do(order, np.concatenate([weights[None], memory]))
 
@@ -200,7 +199,9 @@ class Team:
         self._passes.sharpen(order.width)
         began = time.perf_counter()
         if order.what == _LOCAL:
-            partials = self._local(order, weights.reshape(-1, self.penalty.penalised.size))
+            assert self.local_steps is not None
+            run = Run(order.epoch, order.step, order.steps, order.stride, order.number)
+            partials = self.local_steps.take(weights.reshape(-1, self.penalty.penalised.size), run)
         elif order.what == _GRADIENT:
             partials = self._passes.gradient(
                 weights.reshape(self._shape), fine=bool(order.fine), stride=order.stride
@@ -220,30 +221,6 @@ class Team:
         head = self._reducer.sum(partials[:, :HEAD])
         rest = self._compression.sum(list(self._passes.lanes), np.ascontiguousarray(partials[:, HEAD:]))
         return None if head is None or rest is None else np.concatenate([head, rest])
-
-    def _local(self, order: _Order, start: Array) -> Array:
-        """Take each lane's own steps from common weights and memory, `start`.
-
-        Returns
-        -------
-        ndarray of float64, shape (lanes, HEAD + start.size)
-            Sums of the losses and of the weights of rows; and how far weights and memory have moved, times the latter.
-        """
-        rule, penalty = self.rule, self.penalty
-        assert rule is not None
-
-        def work(gradient: LaneGradient, total: Array) -> None:
-            own = start.copy()
-            for place in range(order.stride):
-                sums = gradient(own[0], order.epoch, order.step + place, order.steps)
-                if sums[1] > 0:
-                    loss, slope = penalty.mean(own[0], sums)
-                    total[0] += loss * sums[1]
-                    total[1] += sums[1]
-                    rule.update(own[0], own[1:], slope, order.number + place)
-            total[HEAD:] = ((own - start) * total[1]).reshape(-1)
-
-        return self._passes.each(self._streams, HEAD + start.size, work)
 
 
 class MeanObjective:

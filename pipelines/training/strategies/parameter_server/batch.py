@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import _sparsetools
 
 from pipelines.errors import UsageError
 from pipelines.training.blocks import SparseBlock
+from pipelines.training.compressed import Compressed
 from pipelines.training.gang.context import Array
 from pipelines.training.objectives import Loss
 from pipelines.training.strategies.parameter_server.layout import Layout
@@ -123,16 +123,14 @@ def evaluate(batch: Batch, weights: Array, objective: Objective) -> tuple[float,
     total : float
     gradient : ndarray of float32, by the batch's places
     """
-    X, y, weight = batch.block.X, batch.block.y, batch.block.weight
-    rows, count = X.shape[0], len(batch.places)
-    values, w = X.data.astype(np.float64), weights.astype(np.float64)
+    y, weight, rows, count = batch.block.y, batch.block.weight, batch.block.rows, len(batch.places)
+    X, w = Compressed(batch.block.X, batch.columns, count), weights.astype(np.float64)
     scores = np.full((1, rows), 0.0 if batch.intercept is None else w[batch.intercept])
-    _sparsetools.csr_matvec(rows, count, X.indptr, batch.columns, values, w, scores[0])
+    X.add_product(w, scores[0])
     loss, residuals = objective.loss.evaluate(scores, y, weight)
     total = float(rows) if weight is None else float(weight.sum(dtype=np.float64))
     gradient = np.zeros(count)
-    # Rows of CSR are columns of the transposed matrix in CSC.
-    _sparsetools.csc_matvec(count, rows, X.indptr, batch.columns, values, residuals[0], gradient)
+    X.add_transposed(residuals[0], gradient)
     gradient /= max(total, 1e-300)
     if objective.l2:
         gradient += objective.l2 * w
