@@ -8,7 +8,7 @@ gradient's scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -91,7 +91,8 @@ class Passes:
         """
 
         def add(block: Block, space: Workspace, total: Array) -> None:
-            self._add_gradient(block, as_matrix(block, space, fine), weights, total)
+            weight = self._weight(block.y, block.weight)
+            self._add_gradient(as_matrix(block, space, fine), block.y, weight, weights, total)
 
         return self._over_lanes(add, HEAD + self.size, stride)
 
@@ -106,10 +107,10 @@ class Passes:
         width, outputs = self.features + 1, self.loss.outputs
 
         def add(block: Block, space: Workspace, total: Array) -> None:
-            weight = self._weight(block)
+            weight = self._weight(block.y, block.weight)
             X = as_matrix(block, space, fine)
             d = self.loss.curvature(scores_of(X, weights), block.y, weight)
-            total[1] += block.rows if weight is None else weight.sum(dtype=np.float64)
+            total[1] += total_weight(block.y, weight)
             for one, square in zip(d, total[HEAD:].reshape(outputs, width, width), strict=True):
                 _add_gram(X, one, square)
 
@@ -135,9 +136,8 @@ class Passes:
 
     def part(self, weights: Array, stream: LaneStream, epoch: int, step: int, steps: int, total: Array) -> None:
         """Add one lane's part of a mini-batch to `total`, shape (HEAD + outputs · (features + 1),)."""
-        for block in stream.take(epoch, step, steps):
-            X = Compressed(block.X) if isinstance(block, SparseBlock) else block.X
-            self._add_gradient(block, X, weights, total)
+        for X, y, weight in self._parts(stream, epoch, step, steps):
+            self._add_gradient(X, y, weight, weights, total)
 
     def step(self, weights: Array, stream: LaneStream, epoch: int, step: int, steps: int, rate: float) -> Array:
         """Take one step of plain descent along one lane's part of a sparse mini-batch, in place.
@@ -156,10 +156,9 @@ class Passes:
             Sums of the losses and of the weights of rows.
         """
         head, taken = np.zeros(HEAD), []
-        for block in stream.take(epoch, step, steps):
-            X = Compressed(block.X)
-            loss, residuals, weight = self._evaluate(block, X, weights)
-            head += loss, weight
+        for X, y, weight in self._parts(stream, epoch, step, steps):
+            loss, residuals = self.loss.evaluate(scores_of(X, weights), y, weight)
+            head += loss, total_weight(y, weight)
             taken.append((X, residuals))
         for X, residuals in taken:
             pull_back(X, residuals * (-rate / max(head[1], 1e-300)), weights)
@@ -190,22 +189,28 @@ class Passes:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _weight(self, block: Block) -> Array | None:
+    def _parts(
+        self, stream: LaneStream, epoch: int, step: int, steps: int
+    ) -> Iterator[tuple[Array | Compressed, Array, Array | None]]:
+        """Yield one lane's part of a mini-batch: rows, labels and weights."""
+        for block, start, stop in stream.parts(epoch, step, steps):
+            sparse = isinstance(block, SparseBlock)
+            X = Compressed(block.X, start, stop) if sparse else block.X[:, start:stop]
+            y, weight = block.y[start:stop], None if block.weight is None else block.weight[start:stop]
+            yield X, y, self._weight(y, weight)
+
+    def _weight(self, y: Array, weight: Array | None) -> Array | None:
         if self._class_weight is None:
-            return block.weight
-        weight = self._class_weight[block.y.astype(np.intp)]
-        return weight if block.weight is None else weight * block.weight
+            return weight
+        factor = self._class_weight[y.astype(np.intp)]
+        return factor if weight is None else factor * weight
 
-    def _add_gradient(self, block: Block, X: Array | Compressed, weights: Array, total: Array) -> None:
-        loss, residuals, weight = self._evaluate(block, X, weights)
-        total[:HEAD] += loss, weight
+    def _add_gradient(
+        self, X: Array | Compressed, y: Array, weight: Array | None, weights: Array, total: Array
+    ) -> None:
+        loss, residuals = self.loss.evaluate(scores_of(X, weights), y, weight)
+        total[:HEAD] += loss, total_weight(y, weight)
         pull_back(X, residuals, total[HEAD:].reshape(weights.shape))
-
-    def _evaluate(self, block: Block, X: Array | Compressed, weights: Array) -> tuple[float, Array, float]:
-        """Return the sum of the losses, the residuals, and the sum of the rows' weights."""
-        weight = self._weight(block)
-        loss, residuals = self.loss.evaluate(scores_of(X, weights), block.y, weight)
-        return loss, residuals, block.rows if weight is None else float(weight.sum(dtype=np.float64))
 
     def _over_lanes(self, add: Callable[[Block, Workspace, Array], None], size: int, stride: int) -> Array:
         totals = np.zeros((len(self.lanes), size))
@@ -238,6 +243,11 @@ def lower_triangle(size: int) -> Array:
     return rows * size + columns
 
 
+def total_weight(y: Array, weight: Array | None) -> float:
+    """Sum the weights of rows."""
+    return float(len(y)) if weight is None else float(weight.sum(dtype=np.float64))
+
+
 def as_matrix(block: Block, space: Workspace, fine: bool) -> Array | Compressed:
     """Bring a block's values into the form that is computed with."""
     if isinstance(block, SparseBlock):
@@ -249,7 +259,7 @@ def as_matrix(block: Block, space: Workspace, fine: bool) -> Array | Compressed:
 def scores_of(X: Array | Compressed, weights: Array) -> Array:
     """Scores of all rows, shape (outputs, rows)."""
     if isinstance(X, Compressed):
-        scores = np.repeat(weights[:, -1:], X.X.shape[0], axis=1)
+        scores = np.repeat(weights[:, -1:], X.rows, axis=1)
         for row, own in zip(weights, scores, strict=True):
             X.add_product(np.ascontiguousarray(row[:-1]), own)
         return scores
@@ -272,9 +282,8 @@ def pull_back(X: Array | Compressed, residuals: Array, gradient: Array) -> None:
 def _add_gram(X: Array | Compressed, d: Array, total: Array) -> None:
     """Add the rows' outer products, weighted with `d` and bordered by the intercept, to `total`."""
     if isinstance(X, Compressed):
-        scaled = X.X.copy()
-        scaled.data = X.values * np.repeat(d, np.diff(X.X.indptr))
-        total[:-1, :-1] += (X.X.T.astype(np.float64) @ scaled).toarray()
+        scaled = X.scaled(d)
+        total[:-1, :-1] += (X.matrix().T @ scaled).toarray()
         total[-1, :-1] += np.asarray(scaled.sum(axis=0)).ravel()
     else:
         d = d.astype(X.dtype, copy=False)

@@ -17,7 +17,7 @@ def run(workdir: Path, quick: bool) -> list[dict[str, Any]]:
     from pipelines.training.gang import run_gang
 
     arguments = [{"quick": quick}] * 2
-    found = json.loads(run_gang(None, "tests.benchmarks.collectives:measure_collectives", arguments)[0])
+    found = json.loads(run_gang(None, "tests.benchmarks.collectives:measure_collectives", arguments).results[0])
     return [
         {
             "what": f"all-reduce of {int(size):,} float32, two ranks, ms: against xgboost.collective", "ours": ours,

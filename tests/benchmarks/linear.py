@@ -198,7 +198,7 @@ def _passes(rows: int, runs: int) -> list[dict[str, Any]]:
     from pipelines.training.gang import run_gang
 
     arguments = [{"rows": rows // 2, "features": FEATURES, "runs": 3 * runs}] * 2
-    found = [json.loads(each) for each in run_gang(None, "tests.benchmarks.linear:measure_passes", arguments)]
+    found = [json.loads(each) for each in run_gang(None, "tests.benchmarks.linear:measure_passes", arguments).results]
     bandwidth = sum(each["read"] for each in found)
     table = []
     for kind, meaning in (("coarse", "float32"), ("fine", "float64 arithmetic on float32 data")):
@@ -272,7 +272,7 @@ def _step(quick: bool) -> dict[str, Any]:
 
     steps = 200 if quick else 2000
     arguments = [{"rows": 3200, "features": 999, "steps": steps}] * 2
-    found = json.loads(run_gang(None, "tests.benchmarks.linear:measure_steps", arguments)[0])
+    found = json.loads(run_gang(None, "tests.benchmarks.linear:measure_steps", arguments).results[0])
     note = (
         f"32 lanes, {steps} steps; a step {found['step_ms']:.3f} ms, arithmetic of the slower rank "
         f"{found['compute_ms']:.3f} ms; one broadcast and one gather alone {found['collective_ms']:.3f} ms"

@@ -23,7 +23,7 @@ def run(workdir: Path, quick: bool) -> list[dict[str, Any]]:
 
     def measured(**case: int) -> dict[str, Any]:
         program = "tests.benchmarks.reducing:measure_step"
-        found: dict[str, Any] = json.loads(run_gang(None, program, [case] * 2)[0])
+        found: dict[str, Any] = json.loads(run_gang(None, program, [case] * 2).results[0])
         return found
 
     steps = 3 if quick else 15

@@ -32,7 +32,7 @@ CARDINALITIES = (
 )  # fmt: skip
 BUCKETS = 2**20 // len(CARDINALITIES)
 OURS = {
-    "solver": "sgd", "batch_rows": 256, "epochs": 1, "learning_rate": 1.0, "l2": 0.0, "tol": 0.0,
+    "solver": "sgd", "batch_rows": 1024, "epochs": 1, "learning_rate": 2.0, "l2": 1e-9, "tol": 0.0,
 }  # fmt: skip
 PEERS: tuple[dict[str, Any], ...] = (
     {"learning_rate": "optimal", "alpha": 1e-5},

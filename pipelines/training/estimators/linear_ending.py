@@ -28,6 +28,8 @@ _ON_THE_WAY = 1e-3
 """Of a width: the tolerance before the last one. With 1e-1 Newton's method lost its way (250 passes rather than 70)."""
 _FAR = 10.0
 """Steps of Newton's method at once: from a quadratic's neighbourhood they go up by 40 times what one goes down."""
+_RISES = 1e-4
+"""A loss that is so much larger has not fallen, however coarse the one that it is compared with."""
 SHARE = 0.1
 """A feature is named that has so large a part in the fall, among the features."""
 
@@ -93,8 +95,10 @@ def ending(objective: MeanObjective, setting: Setting, outcome: Outcome, names: 
     """
     if not setting.loss.recedes or setting.l2 or setting.l1:
         return {}
-    value, gradient = objective.gradient(outcome.weights)
     curved = setting.loss.curved and objective.size <= 2 * NEWTON_WEIGHTS
+    if not curved and objective.gradient(2 * outcome.weights)[0] > (1 + _RISES) * outcome.loss:
+        return {}
+    value, gradient = objective.gradient(outcome.weights)
     step = _FAR * newton_step(objective, outcome.weights, gradient) if curved else outcome.weights
     promised = -gradient * step
     fall = value - objective.gradient(outcome.weights + step)[0]

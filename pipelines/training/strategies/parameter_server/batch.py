@@ -124,7 +124,7 @@ def evaluate(batch: Batch, weights: Array, objective: Objective) -> tuple[float,
     gradient : ndarray of float32, by the batch's places
     """
     y, weight, rows, count = batch.block.y, batch.block.weight, batch.block.rows, len(batch.places)
-    X, w = Compressed(batch.block.X, batch.columns, count), weights.astype(np.float64)
+    X, w = Compressed(batch.block.X, columns=batch.columns, features=count), weights.astype(np.float64)
     scores = np.full((1, rows), 0.0 if batch.intercept is None else w[batch.intercept])
     X.add_product(w, scores[0])
     loss, residuals = objective.loss.evaluate(scores, y, weight)
