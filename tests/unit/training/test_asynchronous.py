@@ -64,12 +64,12 @@ class Slow:
     """Makes one rank's parts take longer, as a slow machine does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lanes: set[int], seconds: float) -> None:
-        take = LaneStream.take
+        parts = LaneStream.parts
         self.lanes = lanes
 
         def slowly(stream: LaneStream, *args: Any) -> Iterator[Any]:
             time.sleep(seconds if stream in self.streams else 0.0)
-            return take(stream, *args)
+            return parts(stream, *args)
 
         make = LaneStream.__init__
         self.streams: set[LaneStream] = set()
@@ -80,7 +80,7 @@ class Slow:
                 self.streams.add(stream)
                 self.lanes.discard(lane)  # taken over by another rank, it is no longer slow
 
-        monkeypatch.setattr(LaneStream, "take", slowly)
+        monkeypatch.setattr(LaneStream, "parts", slowly)
         monkeypatch.setattr(LaneStream, "__init__", made)
 
 
