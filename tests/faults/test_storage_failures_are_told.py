@@ -229,6 +229,7 @@ def _set(monkeypatch: pytest.MonkeyPatch, **environment: str) -> None:
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_an_endpoint_where_nobody_listens_is_told(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     with socket.socket() as taken:

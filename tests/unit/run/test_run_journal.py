@@ -83,6 +83,7 @@ class Flaky:
         return getattr(self.inner, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reply_lost", [False, True])
 def test_events_outlive_a_store_that_fails_for_a_while(store: ObjectStore, reply_lost: bool) -> None:
     flaky = Flaky(store, reply_lost=reply_lost)

@@ -64,6 +64,7 @@ def test_every_end_and_choice_is_in_an_example_whatever_the_limit(space: dict[st
         assert shown == {repr(each) for each in (searched.examples() if isinstance(searched, Range) else searched)}
 
 
+@pytest.mark.slow
 @given(spaces)
 def test_a_grid_has_every_point_once(space: dict[str, Any]) -> None:
     counted = {k: v for k, v in space.items() if isinstance(v, list) or Range.model_validate(v).values() is not None}

@@ -67,6 +67,7 @@ CASES = [(sampler, pruner) for sampler in ("tpe", "random", "cmaes", "grid") for
 CASES += [("tpe", "hyperband"), ("tpe", "successive_halving"), ("cmaes", "successive_halving")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampler", "pruner"), CASES)
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 15), begun=st.booleans(), seed=st.integers(0, 3))

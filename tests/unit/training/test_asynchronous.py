@@ -30,6 +30,7 @@ def asynchronous(staleness: int) -> dict[str, Any]:
     return {"name": "asynchronous", "staleness": staleness}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["sgd", "adam"])
 @pytest.mark.parametrize(("ranks", "threads"), [(1, 1), (2, 1), (3, 2)])
 def test_without_staleness_it_is_synchronous_training_to_the_bit(
@@ -44,6 +45,7 @@ def test_without_staleness_it_is_synchronous_training_to_the_bit(
     assert ticking.summary["staleness"] == {"0": plain.summary["n_iter"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [1, 2, 8])
 @pytest.mark.parametrize(("ranks", "threads"), [(1, 1), (2, 2), (3, 1)])
 def test_the_bound_holds_and_every_part_is_learned_from(
@@ -92,6 +94,7 @@ def test_a_slow_rank_gets_fewer(trainer: Trainer, data: TrainingData, monkeypatc
     assert quick + slow == found.summary["updates"]
 
 
+@pytest.mark.slow
 def test_a_stopped_training_goes_on_inside_its_epoch(trainer: Trainer, data: TrainingData, tmp_path: Any) -> None:
     url = str(tmp_path / "checkpoints")
     trainer.messages.clear()

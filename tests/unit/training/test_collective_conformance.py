@@ -176,6 +176,7 @@ def test_operations_may_follow_each_other_in_any_mixture(mesh: Any) -> None:
     assert outcomes[0] == outcomes[1] == outcomes[2] == 60 * 3 + sum(3 * turn for turn in range(60))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [10, 500_000])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_silent_peer_is_named_when_the_deadline_passes(mesh: Any, size: int, ranks: int) -> None:
@@ -192,6 +193,7 @@ def test_a_silent_peer_is_named_when_the_deadline_passes(mesh: Any, size: int, r
     assert "within 0.3 s" in str(outcomes[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [10, 4_000_000])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_an_alltoall_ends_at_its_deadline_and_names_who_was_silent(mesh: Any, length: int, ranks: int) -> None:

@@ -49,6 +49,7 @@ def test_words_are_heard_in_their_order() -> None:
     assert gang.formations == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_gang_that_forms_again_is_given_the_work_that_was_not_done(rank: int) -> None:
     owner = Owner(3, die=rank + 1)

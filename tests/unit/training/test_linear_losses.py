@@ -123,6 +123,7 @@ def pinball(X: np.ndarray, y: np.ndarray, coef: np.ndarray, intercept: float, q:
     return float(np.maximum(q * r, (q - 1) * r).mean() + l1 * np.abs(coef).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("l1", [0.0, 1.0])
 @pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
 def test_quantiles_reach_the_linear_programs_optimum(
@@ -224,6 +225,7 @@ CHEAP: list[tuple[str, dict[str, Any]]] = [
 IDS = ["poisson", "tweedie", "huber", "quantile"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "params"), CHEAP, ids=IDS)
 def test_sparse_rows_and_ranks_give_what_dense_rows_give(
     trainer: Any, numbers: Numbers, read_weights: Any, kind: str, params: dict[str, Any]
@@ -266,6 +268,7 @@ def test_mini_batches_of_margins_come_near_the_optimum(trainer: Any, binary: Tra
     assert found - best < 1e-2 * best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", [{"solver": "newton"}, {"solver": "lbfgs"}], ids=["newton", "lbfgs"])
 def test_a_stopped_fit_goes_on_at_the_width_that_it_had(
     trainer: Any, numbers: Numbers, tmp_path: Any, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch

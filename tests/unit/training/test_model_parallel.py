@@ -25,6 +25,8 @@ from pipelines.training.estimators.linear import LOGISTIC
 from pipelines.training.gang import StopRequested
 from pipelines.training.loading import Room
 
+pytestmark = pytest.mark.slow
+
 TIGHT = {"tol": 1e-9, "max_iter": 3000}
 # What is promised; both strategies stop at a gradient of 1e-9, which with these penalties is far closer.
 WITHIN = 1e-6

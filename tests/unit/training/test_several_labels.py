@@ -53,6 +53,7 @@ def matrix(data: TrainingData) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return X.astype(np.float64), rows.y.astype(np.float64), rows.weight.astype(np.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["newton", "lbfgs"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_ridge_of_several_labels_is_scikit_learns(
@@ -71,6 +72,7 @@ def test_ridge_of_several_labels_is_scikit_learns(
         assert intercept[k] == pytest.approx(best.intercept_[k], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("labels", "params"),
     [

@@ -64,6 +64,7 @@ def test_local_steps_of_one_lane_are_plain_steps(trainer: Trainer, data: Trainin
     np.testing.assert_allclose(weights_of(local)[0], weights_of(plain)[0], rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_loss_ends_near_the_one_without(trainer: Trainer, data: TrainingData, name: str) -> None:
     params = {**BATCHES, "epochs": 30}

@@ -228,6 +228,7 @@ def rows(count: int, seed: int = 5) -> SparseBlock:
     return SparseBlock(X, (rng.random(count) < 1 / (1 + np.exp(-truth))).astype(np.float32), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("staleness", "workers"), [(0, 1), (None, 2), (1, 3), (3, 3)])
 def test_workers_come_to_the_optimum(start: Any, staleness: int | None, workers: int) -> None:
     data, objective = rows(2000), Objective(Logistic(), 20, l2=0.01)
