@@ -22,7 +22,7 @@ from typing import Any
 
 NAMES = (
     "planning", "reading", "features", "linear", "collectives", "reducing", "strategies", "boosting", "metrics",
-    "parameter_server", "model_parallel", "sparse",
+    "parameter_server", "model_parallel", "sparse", "scaling",
 )  # fmt: skip
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("what", "ours", "peer", "ratio", "target", "met", "runs", "note")
