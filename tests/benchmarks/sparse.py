@@ -32,7 +32,7 @@ CARDINALITIES = (
 )  # fmt: skip
 BUCKETS = 2**20 // len(CARDINALITIES)
 OURS = {
-    "solver": "sgd", "batch_rows": 1024, "epochs": 1, "learning_rate": 2.0, "l2": 1e-9, "tol": 0.0,
+    "solver": "sgd", "batch_rows": 2048, "epochs": 1, "learning_rate": 4.0, "l2": 1e-9, "tol": 0.0,
 }  # fmt: skip
 PEERS: tuple[dict[str, Any], ...] = (
     {"learning_rate": "optimal", "alpha": 1e-5},
@@ -56,7 +56,7 @@ def run(workdir: Path, quick: bool) -> list[dict[str, Any]]:
         estimator="logistic_regression",
         params=OURS,
         lanes=2,
-        strategy={"name": "synchronous", "reduce_every": 2_500},
+        strategy={"name": "synchronous", "reduce_every": 2_000},
     )
     found = [fit(config, data, client=None, ranks=2, threads=1) for _ in range(runs)]
     ours = statistics.median(each.summary["fit_s"] for each in found)
