@@ -11,6 +11,7 @@ import numpy as np
 
 from pipelines.training.estimators.linear_params import LinearParams
 from pipelines.training.estimators.linear_setting import NEWTON_WEIGHTS, Setting
+from pipelines.training.gang.context import Array
 from pipelines.training.objectives import Loss, Sharpening
 from pipelines.training.optimisers import Outcome, Step, Watch
 from pipelines.training.optimisers.newton import newton_step
@@ -28,8 +29,12 @@ _ON_THE_WAY = 1e-3
 """Of a width: the tolerance before the last one. With 1e-1 Newton's method lost its way (250 passes rather than 70)."""
 _FAR = 10.0
 """Steps of Newton's method at once: from a quadratic's neighbourhood they go up by 40 times what one goes down."""
-_RISES = 1e-4
-"""A loss that is so much larger has not fallen, however coarse the one that it is compared with."""
+_STRIDE = 32
+"""Of blocks: any rows at all can show that a loss rises."""
+_FLAT, _BENT = 1e-10, 1e-6
+"""Curvatures along a way, as shares of the largest that there could be: none, as scores beyond 20 have, and some."""
+_FULL_RANK = 1e-8
+"""Of the least eigenvalue of curvatures that are scaled to a diagonal of ones."""
 SHARE = 0.1
 """A feature is named that has so large a part in the fall, among the features."""
 
@@ -92,19 +97,82 @@ def ending(objective: MeanObjective, setting: Setting, outcome: Outcome, names: 
     they are; so a step of Newton's method goes on by about 1 in the scores, and ten of them at once still go down,
     where near a minimum they go up. Where curvatures are not there, or too many, twice the weights are looked at: that
     finds classes that can be told apart, though not a single category.
+
+    A way down for ever is one for each row, and so for a sample's: where the sample has none, and bends in every
+    direction, the data have none either, and most trainings go no further.
     """
     if not setting.loss.recedes or setting.l2 or setting.l1:
         return {}
-    curved = setting.loss.curved and objective.size <= 2 * NEWTON_WEIGHTS
-    if not curved and objective.gradient(2 * outcome.weights)[0] > (1 + _RISES) * outcome.loss:
+    if (_bends_everywhere if _curved(objective, setting) else _rises)(objective, outcome.weights):
         return {}
     value, gradient = objective.gradient(outcome.weights)
-    step = _FAR * newton_step(objective, outcome.weights, gradient) if curved else outcome.weights
-    promised = -gradient * step
-    fall = value - objective.gradient(outcome.weights + step)[0]
-    if fall <= max(0.5 * promised.sum() / _FAR if curved else 0.0, 1e-12 * abs(value)):
-        return {}
+    hessian = objective.hessian(outcome.weights) if _curved(objective, setting) else None
+    promised, falls = _ahead(objective, outcome.weights, value, gradient, hessian)
+    if not falls:
+        gone = None if hessian is None else _saturated(objective, outcome.weights, hessian)
+        if gone is None:
+            return {}
+        promised = gone
     parts = np.abs(promised.reshape(setting.loss.outputs, -1)[:, :-1]).sum(axis=0)
     shares = parts / max(float(parts.sum()), 1e-300)
     growing = [names[place] for place in np.argsort(-shares, kind="stable") if shares[place] > SHARE]
     return {"stop_reason": "unbounded", "converged": False, "unbounded": growing}
+
+
+def _curved(objective: MeanObjective, setting: Setting) -> bool:
+    return setting.loss.curved and objective.size <= 2 * NEWTON_WEIGHTS
+
+
+def _rises(objective: MeanObjective, weights: Array) -> bool:
+    """Whether twice the weights are worse for some of the rows."""
+    value, _ = objective.gradient(weights, stride=_STRIDE)
+    return objective.gradient(2 * weights, stride=_STRIDE)[0] > value
+
+
+def _bends_everywhere(objective: MeanObjective, weights: Array) -> bool:
+    """Whether a sample alone shows that there is a minimum."""
+    stride = objective.sample_stride
+    if stride == 1:
+        return False
+    hessian = objective.hessian(weights, stride=stride)
+    scale = np.sqrt(hessian.diagonal())
+    if not (scale > 0).all() or np.linalg.eigvalsh(hessian / np.outer(scale, scale))[0] < _FULL_RANK:
+        return False
+    value, gradient = objective.gradient(weights, stride=stride)
+    return not _ahead(objective, weights, value, gradient, hessian, stride)[1]
+
+
+def _saturated(objective: MeanObjective, weights: Array, hessian: Array) -> Array | None:
+    """Look for a way that the weights have gone so far that the loss can't be seen to fall on it any more.
+
+    It is one that nothing bends any more, though it did at the start: so it is none of columns that repeat each other.
+    Returns its size for each weight, in the scale of the features, shape (weights,); None if there is none.
+    """
+    scale = np.sqrt(objective.diagonal)
+    values, ways = np.linalg.eigh(hessian / np.outer(scale, scale))
+    flat = ways[:, values < _FLAT]
+    if not flat.size:
+        return None
+    before = objective.hessian(np.zeros_like(weights)) / np.outer(scale, scale)
+    values, within = np.linalg.eigh(flat.T @ before @ flat)
+    found: Array = np.abs(flat @ within[:, -1])
+    return found if values[-1] > _BENT else None
+
+
+def _ahead(
+    objective: MeanObjective, weights: Array, value: float, gradient: Array, hessian: Array | None, stride: int = 1
+) -> tuple[Array, bool]:
+    """Go far ahead: ten of Newton's steps, or as far again as the weights are.
+
+    Returns
+    -------
+    promised : ndarray, shape (weights,)
+        What each weight's part of the way would bring if the loss went on as it begins.
+    falls : bool
+        Whether the loss falls on it, as it does where there is no minimum.
+    """
+    step = weights if hessian is None else _FAR * newton_step(hessian, gradient)
+    promised = -gradient * step
+    fall = value - objective.gradient(weights + step, stride=stride)[0]
+    least = 0.0 if hessian is None else 0.5 * float(promised.sum()) / _FAR
+    return promised, fall > max(least, 1e-12 * abs(value))

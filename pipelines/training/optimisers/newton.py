@@ -184,9 +184,9 @@ class _Run:
         return Outcome(at.weights, at.value, at.residual, self._steps, reason, converged, tuple(self._history))
 
 
-def newton_step(oracle: CurvedOracle, weights: Array, gradient: Array) -> Array:
+def newton_step(hessian: Array, gradient: Array) -> Array:
     """Return the step that Newton's method takes without a 1-norm."""
-    return _solved(oracle.hessian(weights), -gradient)
+    return _solved(hessian, -gradient)
 
 
 def proximal_step(hessian: Array, gradient: Array, weights: Array, thresholds: Array) -> Array:

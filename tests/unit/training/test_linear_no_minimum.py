@@ -12,8 +12,10 @@ import pytest
 from pipelines.data.config import DataConfig
 from pipelines.errors import DataError, TrainingError
 from pipelines.features import FeatureConfig
+from pipelines.training import blocks
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
+from pipelines.training.estimators import linear_ending, linear_setting
 from pipelines.training.fit import fit
 
 Make = Callable[..., pa.Table]
@@ -97,6 +99,54 @@ def test_classes_that_overlap_have_a_minimum(
 ) -> None:
     data = maker.prepare(make_classification(1000).drop(["importance"]))
     assert "unbounded" not in trainer.fit(data, params).summary
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small blocks of which every twentieth makes a sample, as large data have."""
+    monkeypatch.setattr(linear_setting, "_SAMPLE_ROWS", 200)
+    monkeypatch.setattr(linear_setting, "_SAMPLE_ROWS_PER_WEIGHT", 1)
+    monkeypatch.setattr(blocks, "BLOCK_VALUES", 64)
+
+
+def large(pure: slice = slice(0, 0), apart: bool = False) -> pa.Table:
+    """4,000 rows; in those of `pure` a flag is set, and the label always 1; or x tells all labels apart."""
+    rng = np.random.default_rng(4)
+    x, flag = rng.normal(size=4000), np.zeros(4000)
+    label = (x > 0 if apart else x + rng.logistic(size=4000) > 0).astype(int)
+    flag[pure], label[pure] = 1.0, 1
+    return pa.table({"x": x, "flag": flag if pure.stop else rng.normal(size=4000), "label": label})
+
+
+@pytest.mark.usefixtures("sampled")
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("solver", ["newton", "lbfgs"])
+def test_a_sample_is_enough_to_see_that_there_is_a_minimum(
+    trainer: Any, maker: Any, monkeypatch: pytest.MonkeyPatch, solver: str, ranks: int
+) -> None:
+    data = maker.prepare(large())
+    quick = trainer.fit(data, {"l2": 0.0, "solver": solver}, ranks=ranks, lanes=2).summary
+    monkeypatch.setattr(linear_ending, "_bends_everywhere", lambda *_: False)
+    whole = trainer.fit(data, {"l2": 0.0, "solver": solver}, ranks=ranks, lanes=2).summary
+    assert quick["converged"]
+    assert quick["loss"] == whole["loss"]
+    assert quick["passes"] < whole["passes"] - 1
+
+
+@pytest.mark.usefixtures("sampled")
+@pytest.mark.parametrize("solver", ["newton", "lbfgs"])
+def test_a_sample_of_separable_classes_hides_nothing(trainer: Any, maker: Any, solver: str) -> None:
+    found = trainer.fit(maker.prepare(large(apart=True)), {"l2": 0.0, "solver": solver}, lanes=2).summary
+    assert found["unbounded"] == ["x"]
+
+
+@pytest.mark.usefixtures("sampled")
+@pytest.mark.parametrize("solver", ["newton", "lbfgs"])
+def test_what_a_sample_lacks_is_looked_for_in_the_whole(trainer: Any, maker: Any, solver: str) -> None:
+    # The sample has the first block of the first lane, and none of these rows.
+    found = trainer.fit(maker.prepare(large(slice(70, 110))), {"l2": 0.0, "solver": solver}, lanes=2).summary
+    assert found["stop_reason"] == "unbounded"
+    assert found["unbounded"][0] == "flag"
 
 
 # --- labels and steps that a loss can't take -------------------------------------------------------------------------
