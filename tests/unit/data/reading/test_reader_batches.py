@@ -272,11 +272,13 @@ def threads_reading() -> list[str]:
 def test_threads_end_when_the_caller_leaves_early_or_fails(write: Write) -> None:
     dataset = flights(write)
     shards = plan_shards(dataset, ["id"], shards=9).shards
-    with closing(read_batches(make_source(dataset), shards, ["id"], threads=3, batch_rows=10)) as reads:
+    # With room for one batch only the threads can't be done before they are looked for.
+    options: dict[str, Any] = {"threads": 3, "batch_rows": 10, "max_bytes_in_flight": 1}
+    with closing(read_batches(make_source(dataset), shards, ["id"], **options)) as reads:
         next(reads)
         assert threads_reading()
     assert not threads_reading()
-    reads = read_batches(make_source(dataset), shards, ["id"], threads=3, batch_rows=10)
+    reads = read_batches(make_source(dataset), shards, ["id"], **options)
     next(reads)
     del reads
     gc.collect()
