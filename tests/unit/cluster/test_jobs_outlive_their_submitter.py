@@ -80,6 +80,7 @@ def test_success_and_the_folder_it_works_in(tmp_path: Path) -> None:
     assert logs(handle).text == f"{tmp_path}\n"
 
 
+@pytest.mark.slow
 def test_a_job_outlives_the_process_that_submitted_it(tmp_path: Path) -> None:
     submitter = f"""
 import json, sys

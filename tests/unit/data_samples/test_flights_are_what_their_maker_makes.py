@@ -34,6 +34,7 @@ def committed(month: int) -> pq.ParquetFile:
     return pq.ParquetFile(ROOT / "flights" / f"month={month}" / "flights.parquet")
 
 
+@pytest.mark.slow
 def test_remaking_gives_the_committed_rows_and_the_same_bytes_twice(
     maker: ModuleType, joined: pd.DataFrame, tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_nulls_are_the_real_ones() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("day", ["2013-03-10", "2013-07-04", "2013-11-03"])
 def test_weather_is_that_of_the_hour_before_also_when_clocks_change(day: str) -> None:
     """Against a row-by-row look-up in elapsed (UTC) time."""

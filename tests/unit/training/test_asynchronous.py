@@ -86,6 +86,7 @@ class Slow:
         monkeypatch.setattr(LaneStream, "__init__", made)
 
 
+@pytest.mark.slow
 def test_a_slow_rank_gets_fewer(trainer: Trainer, data: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
     Slow(monkeypatch, {3, 4, 5}, 0.02)
     found = trainer.fit(data, BATCHES, ranks=2, lanes=6, strategy=asynchronous(4))

@@ -42,6 +42,7 @@ SOLVERS: list[dict[str, Any]] = [
 IDS = ["newton", "lbfgs", "owlqn", "momentum"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", SOLVERS, ids=IDS)
 def test_a_stopped_fit_goes_on_from_its_checkpoint_to_the_same_end(
     trainer: Any, data: TrainingData, tmp_path: Path, params: dict[str, Any], read_weights: Any

@@ -213,6 +213,7 @@ def sorted_by_label(make_classification: Make, classes: int = 2) -> pa.Table:
     return make_classification(1200, classes=classes).drop(["importance"]).sort_by("label")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["logistic_regression", "linear_svm"])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_class_that_a_shard_lacks_is_learned(
@@ -225,6 +226,7 @@ def test_a_class_that_a_shard_lacks_is_learned(
     assert len(read_weights(fits[0])[0]) == (1 if classes == 2 else 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("solver", ["newton", "lbfgs", "momentum"])
 def test_shards_without_rows_after_filtering_train(

@@ -117,6 +117,7 @@ def local(every: int) -> dict[str, Any]:
 PARAMS = {"solver": "sgd", "batch_rows": 200, "epochs": 5, "learning_rate": 0.3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalties", [{}, {"l2": 0.01, "l1": 0.001}])
 def test_the_bits_are_the_same_for_any_ranks(trainer: Trainer, data: TrainingData, penalties: dict[str, float]) -> None:
     params = {**PARAMS, "l2": 0.0, **penalties}
@@ -137,6 +138,7 @@ def test_without_penalties_local_steps_of_one_lane_are_plain_steps(trainer: Trai
     np.testing.assert_allclose(weights_of(some)[0], weights_of(plain)[0], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_with_penalties_the_loss_ends_near_the_one_of_plain_steps(trainer: Trainer, data: TrainingData) -> None:
     params = {**PARAMS, "epochs": 30, "l2": 0.01, "l1": 0.002}
     plain = trainer.fit(data, params, lanes=6)

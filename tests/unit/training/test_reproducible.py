@@ -63,6 +63,7 @@ def test_neither_order_nor_grouping_changes_bits(rows: np.ndarray, rng: random.R
         assert bits(grouped(rows, rng)) == bits(whole)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 38).flatmap(lambda lowest: matrices(edges(lowest))), st.randoms(use_true_random=False))
 def test_values_at_the_edges_of_bins_are_cut_alike_whatever_else_is_added(rows: np.ndarray, rng: random.Random) -> None:

@@ -38,6 +38,7 @@ def strategy(name: str) -> dict[str, Any]:
     return {"name": "synchronous", **OPTIONS[name]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_bits_are_the_same_for_any_ranks(trainer: Trainer, data: TrainingData, name: str, solver: str) -> None:

@@ -91,6 +91,7 @@ SCHEMA = pa.schema([("f", pa.float32()), ("i", pa.int32()), ("s", pa.string()), 
 ZERO, MOST = ({"f": value, "i": None, "s": None, "d": None} for value in (0.0, 3.4028234663852886e38))
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.fixed_dictionaries(COLUMNS), max_size=8), min_size=3, max_size=3))
 @example([[], [ZERO], [ZERO | {"f": 1.0}, MOST, MOST | {"f": -MOST["f"]}]])  # the mean is lost to cancellation
 @settings(max_examples=60)

@@ -352,6 +352,7 @@ def test_the_loss_of_a_shards_only_copy_is_told_to_all(start: Any) -> None:
     assert any(isinstance(end, GangError) for end in running.ends)
 
 
+@pytest.mark.slow
 def test_an_arbiter_that_was_busy_gives_nobody_up_and_leases_end_meanwhile(start: Any) -> None:
     running = start(Sgd(1.0), size=SIZE, limits=Limits(silence_s=0.8, lease_s=0.4, failover_s=1.0))
     client = running.client()
