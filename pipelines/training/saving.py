@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 logger = logging.getLogger(__name__)
 
 
-class Saver:
+State = TypeVar("State")
+
+
+class Saver(Generic[State]):
     """Writes states in the background, one at a time; a state that still waits is replaced by a newer one.
 
     The thread lives only while there is something to write. What `write` raises is told, and ends nothing: earlier
@@ -23,10 +27,10 @@ class Saver:
         Told what went wrong, in the thread; the same text only once in a row.
     """
 
-    def __init__(self, write: Callable[[int, bytes], None], on_failure: Callable[[str], None]) -> None:
+    def __init__(self, write: Callable[[int, State], None], on_failure: Callable[[str], None]) -> None:
         self._write, self._on_failure = write, on_failure
         self._changed = threading.Condition()
-        self._waiting: tuple[int, bytes] | None = None
+        self._waiting: tuple[int, State] | None = None
         self._busy = False
         self._told = ""
         self.saved = 0
@@ -34,7 +38,7 @@ class Saver:
         self.replaced = 0
         """States that a newer one took the place of before they were written."""
 
-    def offer(self, step: int, payload: bytes) -> None:
+    def offer(self, step: int, payload: State) -> None:
         """Have a state written as soon as the one before it is; never waits."""
         with self._changed:
             self.replaced += self._waiting is not None
@@ -58,7 +62,7 @@ class Saver:
                 (step, payload), self._waiting = self._waiting, None
             self._save(step, payload)
 
-    def _save(self, step: int, payload: bytes) -> None:
+    def _save(self, step: int, payload: State) -> None:
         try:
             self._write(step, payload)
         except Exception as error:  # noqa: BLE001 - a thread's boundary: the training goes on, and says so

@@ -27,8 +27,9 @@ from pipelines.training.columns import WEIGHT_BYTES, ColumnBlock, widest
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
 from pipelines.training.estimators.linear_columns import outputs_of
+from pipelines.training.estimators.linear_columns_checkpoints import ColumnCheckpoints
 from pipelines.training.estimators.linear_columns_ending import column_ending
-from pipelines.training.estimators.linear_columns_watch import ColumnCheckpoints, ColumnWatching, go_on
+from pipelines.training.estimators.linear_columns_watch import ColumnWatching, go_on
 from pipelines.training.estimators.linear_ending import sharpening
 from pipelines.training.estimators.linear_rank import minimise, result_of
 from pipelines.training.estimators.linear_setting import (
@@ -297,6 +298,7 @@ class _Training:
                 )
             end = column_ending(objective, space, setting, outcome, layout, self._blocks, self._context.collective)
             fit_s = time.monotonic() - began
+            watch.finish()
             whole = self._gathered(outcome)
         if whole is None:
             return None

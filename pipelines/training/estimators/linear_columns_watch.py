@@ -1,31 +1,27 @@
 """What do ranks do together after each step of a training whose columns are spread over them?
 
-Every rank runs the optimiser on its part of the weights. After a step rank 0 says what is to be done (`_Word`): save
-the state, share it, leave. The word also holds the step and its loss, so that a rank that has come to other numbers
-(which takes a broken machine) ends the training instead of spoiling the model.
+Every rank runs the optimiser on its part of the weights. After a step rank 0 says what is to be done (`_Word`): begin
+to save the state, commit one that all have written, share it, leave. The word also holds the step and its loss, so that
+a rank that has come to other numbers (which takes a broken machine) ends the training instead of spoiling the model.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 
-from pipelines.codec import digest
-from pipelines.errors import CorruptArtifactError, MutiraoError, TrainingError
-from pipelines.storage import open_store
+from pipelines.errors import TrainingError
 from pipelines.training.certificate import Certificate
-from pipelines.training.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
-from pipelines.training.estimators.linear import FAMILY
+from pipelines.training.estimators.linear_columns_checkpoints import ColumnCheckpoints
 from pipelines.training.estimators.linear_setting import Job
-from pipelines.training.estimators.linear_watch import COMMIT_S, SHARE_COST, SHARE_S, Telling
-from pipelines.training.gang import Collective, RankContext, Regroup, StopRequested
+from pipelines.training.estimators.linear_watch import COMMIT_S, END_S, SHARE_COST, SHARE_S, STOP_S, Telling
+from pipelines.training.gang import RankContext, Regroup, StopRequested
 from pipelines.training.optimisers import Step
 from pipelines.training.optimisers.oracle import State
 from pipelines.training.strategies.model_parallel_state import Beginning, Parts, agree, cut_state
@@ -35,112 +31,17 @@ logger = logging.getLogger(__name__)
 _OWN = "_certificate"
 _SAVED = "_checkpoints"
 
-_WORD = struct.Struct("<qd????")
+_WORD = struct.Struct("<qd?????")
 
 
 class _Word(NamedTuple):
     step: int
     loss: float
     save: bool
+    commit: bool
     share: bool
     stop: bool
     regroup: bool
-
-
-class ColumnCheckpoints:
-    """States on an object store, in parts that each rank writes for its blocks; rank 0 commits them.
-
-    A checkpoint (`pipelines.training.checkpoint`) is a record that names the parts and their digests, and the steps
-    whose parts are to be kept.
-    """
-
-    def __init__(self, context: RankContext, job: Job) -> None:
-        assert job.checkpoint_url is not None
-        self._report = context.report
-        self._store, self._keep = open_store(job.checkpoint_url), job.config.checkpoint.keep
-        self._prefix = f"{FAMILY}-{job.identity[:24]}"
-        self._steps: list[int] = []
-
-    def latest(self) -> Checkpoint | None:
-        """Return the newest record that is intact; for rank 0."""
-        found = latest_checkpoint(self._store, self._prefix, on_damage=self._notice)
-        self._steps = [] if found is None else json.loads(found.payload)["steps"]
-        return found
-
-    def read(self, record: bytes, blocks: Sequence[int]) -> dict[int, bytes]:
-        """Read blocks' parts.
-
-        Raises
-        ------
-        CorruptArtifactError
-            A part is not what was written.
-        """
-        plain, found = json.loads(record), {}
-        for number in blocks:
-            key, expected = plain["parts"][str(number)]
-            found[number] = self._store.get(key)
-            if digest(found[number]) != expected:
-                raise CorruptArtifactError(
-                    "a part of a checkpoint is not what was saved",
-                    on=f"{self._store.url}/{key}",
-                    expected=expected,
-                    found=digest(found[number]),
-                    remedy="Remove the checkpoints' folder, to train from the beginning.",
-                )
-        return found
-
-    def save(self, collective: Collective, step: int, parts: Mapping[int, bytes]) -> bool:
-        """Save a step's state, and remove old ones; returns whether it is there. Called by all ranks together.
-
-        What can't be written is told, and ends nothing: earlier checkpoints are there.
-        """
-        own: dict[str, list[str]] | None
-        try:
-            own = {str(number): self._write(step, number, part) for number, part in parts.items()}
-        except MutiraoError as error:
-            self._notice(f"the checkpoint of step {step} was not saved: {error}")
-            own = None
-        everyones = [json.loads(each) for each in collective.allgather(json.dumps(own).encode())]
-        if None in everyones:
-            return False
-        done = None
-        if collective.rank == 0:
-            done = self._commit(step, {number: where for each in everyones for number, where in each.items()})
-        return collective.broadcast(done) == b"1"
-
-    def _write(self, step: int, number: int, part: bytes) -> list[str]:
-        found = digest(part)
-        key = f"{self._folder(step)}/{number}-{found[:16]}"
-        self._store.replace(key, part)
-        return [key, found]
-
-    def _commit(self, step: int, named: Mapping[str, list[str]]) -> bytes:
-        steps = [*(each for each in self._steps if each != step), step][-self._keep :]
-        record = json.dumps({"parts": named, "steps": steps}, sort_keys=True).encode()
-        try:
-            save_checkpoint(self._store, self._prefix, step, record, keep=self._keep)
-        except MutiraoError as error:
-            self._notice(f"the checkpoint of step {step} was not saved: {error}")
-            return b"0"
-        self._steps = steps
-        self._collect()
-        return b"1"
-
-    def _notice(self, text: str) -> None:
-        logger.warning("%s", text)
-        self._report({"unit": "notice", "text": text})
-
-    def _collect(self) -> None:
-        kept = tuple(f"{self._folder(step)}/" for step in self._steps)
-        try:
-            for info in list(self._store.list(f"{self._prefix}/parts")):
-                if not info.key.startswith(kept):
-                    self._store.delete(info.key)
-        except MutiraoError as error:
-            logger.warning("old parts under %s/%s were not removed: %s", self._store.url, self._prefix, error)
-
-    def _folder(self, step: int) -> str:
-        return f"{self._prefix}/parts/{step:011d}"
 
 
 class ColumnWatching:
@@ -216,9 +117,12 @@ class ColumnWatching:
             if time.monotonic() - self._committed_at >= COMMIT_S:
                 self._committed_at = time.monotonic()
                 self._context.committed(step.number)
+        if word.commit:
+            self._commit(0.0)
         if word.save:
             self._save(*self._newest)
         if word.stop:
+            self._commit(STOP_S)
             raise StopRequested
         if word.regroup:
             raise Regroup
@@ -230,9 +134,11 @@ class ColumnWatching:
         own = None
         if self._context.rank == 0:
             now, stop = time.monotonic(), self._context.stop_requested()
-            save = self._checkpoints is not None and (stop or self._due(step.number, now))
+            kept = self._checkpoints
+            commit = kept is not None and kept.written()
+            save = kept is not None and (stop or (kept.pending is None and self._due(step.number, now)))
             share = self._context.size > 1 and now - self._shared_at >= self._share_s
-            own = _WORD.pack(step.number, step.loss, save, share, stop, self._context.regroup_requested())
+            own = _WORD.pack(step.number, step.loss, save, commit, share, stop, self._context.regroup_requested())
         word = _Word(*_WORD.unpack(self._context.collective.broadcast(own)))
         if (word.step, word.loss) != (step.number, step.loss):
             raise TrainingError(
@@ -246,8 +152,17 @@ class ColumnWatching:
 
     def _save(self, step: int, state: State) -> None:
         assert self._checkpoints is not None
-        self.saved += self._checkpoints.save(self._context.collective, step, self._cut(state))
+        self._checkpoints.begin(step, self._cut(state))
         self._saved_at, self._saved_step = time.monotonic(), step
+
+    def _commit(self, wait_s: float) -> None:
+        if self._checkpoints is not None:
+            self.saved += self._checkpoints.commit(self._context.collective, wait_s)
+
+    def finish(self) -> None:
+        """Wait for what is being written: whoever is told that the training is done removes the checkpoints."""
+        if self._checkpoints is not None:
+            self._checkpoints.finish(END_S)
 
     def _share(self, step: int, state: State) -> None:
         """Let every rank's neighbour have its parts, as often as that costs a small part of the time."""

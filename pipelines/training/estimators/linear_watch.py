@@ -115,7 +115,7 @@ class Checkpoints:
         self._store, self._keep = open_store(job.checkpoint_url), job.config.checkpoint.keep
         self._prefix = f"{FAMILY}-{job.identity[:24]}"
         self._report = context.report
-        self.saver: Saver = context.kept.values.setdefault(_SAVER, Saver(self._save, self._notice))
+        self.saver: Saver[bytes] = context.kept.values.setdefault(_SAVER, Saver(self._save, self._notice))
 
     @staticmethod
     def forget(context: RankContext) -> None:

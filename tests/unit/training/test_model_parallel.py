@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,10 @@ from pipelines.training import data as training_data
 from pipelines.training.certificate import weights_digest
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
-from pipelines.training.estimators import linear_columns_rank
+from pipelines.training.estimators import linear_columns_checkpoints, linear_columns_rank
 from pipelines.training.estimators.linear import LOGISTIC
+from pipelines.training.estimators.linear_columns_checkpoints import ColumnCheckpoints
+from pipelines.training.estimators.linear_columns_watch import ColumnWatching
 from pipelines.training.gang import StopRequested
 from pipelines.training.loading import Room
 
@@ -327,13 +330,49 @@ def test_a_stopped_fit_goes_on_from_its_checkpoint_to_the_same_bits(
         assert resumed.files == whole.files
 
 
-def test_only_the_newest_checkpoints_are_kept(trainer: Any, maker: Any, tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(
+    trainer: Any, maker: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begin = ColumnCheckpoints.begin
+
+    def at_once(checkpoints: ColumnCheckpoints, *args: Any) -> None:
+        begin(checkpoints, *args)
+        checkpoints.finish(20)
+
+    monkeypatch.setattr(ColumnCheckpoints, "begin", at_once)
+    monkeypatch.setattr(linear_columns_checkpoints, "_ASK_S", 0.0)
     data, folder = prepare(maker, CASES["binary"]), tmp_path / "c"
     every = {"every": "5 steps", "keep": 2}
     found = trainer.fit(data, SOLVERS["momentum"], checkpoint_url=str(folder), checkpoint=every, **across(3))
     assert found.summary["checkpoints"] == found.summary["n_iter"] // 5
     assert len(list(folder.rglob("commits/*.json"))) == 2
     assert len([path for path in folder.rglob("parts/*/*") if path.is_file()]) == 2 * 3
+
+
+def test_steps_go_on_while_a_checkpoint_is_written(
+    trainer: Any, maker: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write, call, seen = ColumnCheckpoints._write, ColumnWatching.__call__, [0]
+
+    def see(watch: ColumnWatching, step: Any, state: Any) -> None:
+        seen.append(step.number)
+        call(watch, step, state)
+
+    def write_late(checkpoints: ColumnCheckpoints, step: int, parts: Any) -> None:
+        end = time.monotonic() + 20
+        while max(seen) < step + 10:
+            assert time.monotonic() < end, "no step was made meanwhile"
+            time.sleep(0.001)
+        write(checkpoints, step, parts)
+
+    monkeypatch.setattr(ColumnWatching, "__call__", see)
+    monkeypatch.setattr(ColumnCheckpoints, "_write", write_late)
+    data, folder = prepare(maker, CASES["binary"]), tmp_path / "c"
+    found = trainer.fit(
+        data, SOLVERS["momentum"], checkpoint_url=str(folder), checkpoint={"every": "5 steps"}, **across(3)
+    )
+    assert found.summary["checkpoints"] >= 1
+    assert list(folder.rglob("commits/*.json"))
 
 
 def test_a_checkpoint_of_another_cut_is_not_gone_on_from(trainer: Any, maker: Any, tmp_path: Path) -> None:
