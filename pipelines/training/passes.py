@@ -49,7 +49,7 @@ class Passes:
         Multiplies the weights of rows, by their encoded label.
     threads : int
     look : callable
-        Called before each lane; what it raises ends the pass.
+        Called before each lane, and by who takes many steps in one pass; what it raises ends the pass.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Passes:
         threads: int = 1,
         look: Callable[[], object] = bool,
     ) -> None:
-        self._look = look
+        self.look = look
         self.lanes, self.features, self.loss, self._class_weight = dict(lanes), features, loss, class_weight
         self._threads = max(1, min(threads, len(self.lanes)))
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="pass") if self._threads > 1 else None
@@ -228,7 +228,7 @@ class Passes:
 
         def some(thread: int) -> None:
             for at in range(thread, len(numbers), self._threads):
-                self._look()
+                self.look()
                 work(at, numbers[at], self._spaces[thread])
 
         if self._pool is None:

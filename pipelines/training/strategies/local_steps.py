@@ -80,6 +80,7 @@ class LocalSteps:
         """Take steps along whole gradients, penalties included."""
         head = np.zeros(HEAD)
         for place in range(run.count):
+            self.passes.look()
             sums = np.zeros(HEAD + own.shape[1])
             self.passes.part(self._shaped(own), stream, run.epoch, run.step + place, run.steps, sums)
             if sums[1] > 0:
@@ -93,6 +94,7 @@ class LocalSteps:
         weights, head, sizes = self._shaped(own), np.zeros(HEAD), 0.0
         before = self.penalty.of_weights(own[0])
         for place in range(run.count):
+            self.passes.look()
             rate = self.rule.rate(run.number + place)
             sums = self.passes.step(weights, stream, run.epoch, run.step + place, run.steps, rate)
             if self.penalty.fixed[-1]:

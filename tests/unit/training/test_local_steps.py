@@ -14,6 +14,7 @@ from scipy.sparse import random as random_sparse
 from pipelines.training.batches import LaneStream
 from pipelines.training.blocks import Block, DenseBlock, Resident, SparseBlock
 from pipelines.training.data import TrainingData
+from pipelines.training.gang import Regroup
 from pipelines.training.objectives import Logistic, Loss, Multinomial
 from pipelines.training.optimisers.rules import Rule
 from pipelines.training.passes import HEAD, Passes
@@ -103,6 +104,26 @@ def test_sparse_rows_and_the_same_dense_ones_go_the_same_way() -> None:
     dense = take(DenseBlock(np.ascontiguousarray(X.toarray().T), y, weight), penalty, rule, loss, start, run)
     # Dense mini-batches are computed in float32.
     np.testing.assert_allclose(sparse[HEAD:] / sparse[1], dense[HEAD:] / dense[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "dense"])
+def test_a_lane_leaves_between_its_steps_when_the_formation_ends(kind: str) -> None:
+    loss, looks = LOSSES["logistic"], list[int]()
+    X, y, _ = rows_of(loss, weighted=False)
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) > 4:
+            raise Regroup
+
+    block = SparseBlock(X, y, None) if kind == "sparse" else DenseBlock(np.ascontiguousarray(X.toarray().T), y, None)
+    blocks = [Resident(block)]
+    penalty, streams = Penalty.of(1, FEATURES, l2=0.0, fit_intercept=True), {0: LaneStream(0, blocks, SEED)}
+    passes = Passes({0: blocks}, FEATURES, loss, look=look)
+    steps = LocalSteps(passes, streams, Rule("sgd", 0.5, 10), penalty, sparse=kind == "sparse")
+    with pytest.raises(Regroup):
+        steps.take(np.zeros((1, FEATURES + 1)), Run(0, 0, 10, 10, 0))
+    assert len(looks) == 5
 
 
 @pytest.fixture
