@@ -21,17 +21,17 @@ _BLOCK = 8_192
 
 @dataclass(frozen=True, eq=False)
 class SparseLinearPredictor:
-    """``link(X · w + intercept)`` of one output.
+    """``link(X · Wᵀ + b)`` of one or several outputs.
 
-    It takes 8 bytes for each weight that is not zero, and 8 more once it predicts.
+    Of one output it takes 8 bytes for each weight that is not zero, and 8 more once it predicts.
 
     Parameters
     ----------
     keys : ndarray of int32, ascending
-        Numbers of the features whose weights are not zero.
-    values : ndarray of float32
+        Numbers of the features that have weights that are not zero.
+    values : ndarray of float32, shape (keys,), or (keys, outputs) where there are several
         Their weights, in the units of the feature plan's output columns.
-    intercept : float
+    intercept : ndarray of float64, shape (outputs,)
     link : str
         See `LinearPredictor`.
     features : int
@@ -40,7 +40,7 @@ class SparseLinearPredictor:
 
     keys: np.ndarray
     values: np.ndarray
-    intercept: float
+    intercept: np.ndarray
     link: str
     features: int
 
@@ -58,16 +58,17 @@ class SparseLinearPredictor:
         """Rebuild from ``linear.json``, ``keys.npy``, ``values.npy`` and ``intercept.npy``."""
         link = read_link(required(files, "linear.json"))
         keys = read_array(files, "keys.npy", (None,), np.int32)
-        values = read_array(files, "values.npy", keys.shape, np.float32)
-        intercept = read_array(files, "intercept.npy", (1,))
+        shape = keys.shape if n_outputs == 1 else (*keys.shape, n_outputs)
+        values = read_array(files, "values.npy", shape, np.float32)
+        intercept = read_array(files, "intercept.npy", (n_outputs,))
         inside = not len(keys) or (keys[0] >= 0 and keys[-1] < n_features and bool((np.diff(keys) > 0).all()))
-        if not inside or n_outputs != 1:
+        if not inside:
             raise CorruptArtifactError(
                 "keys.npy does not number the features of this model",
-                expected=f"ascending numbers below {n_features}, for one output",
-                found=f"{len(keys)} numbers, for {n_outputs} outputs",
+                expected=f"ascending numbers below {n_features}",
+                found=f"{len(keys)} numbers",
             )
-        return cls(keys, values, float(intercept[0]), link, n_features)
+        return cls(keys, values, intercept, link, n_features)
 
     def files(self) -> dict[str, bytes]:
         """Give the files that `from_files` reads."""
@@ -75,14 +76,14 @@ class SparseLinearPredictor:
             "linear.json": canonical({"schema": 1, "link": self.link}),
             "keys.npy": npy_bytes(self.keys),
             "values.npy": npy_bytes(self.values),
-            "intercept.npy": npy_bytes(np.array([self.intercept])),
+            "intercept.npy": npy_bytes(self.intercept),
         }
 
     def scores(self, X: Matrix) -> Scores:
         """Score a matrix (rows, features), dense or CSR; a row's scores do not depend on the rows beside it."""
-        margins = np.empty((X.shape[0], 1))
+        margins = np.empty((X.shape[0], len(self.intercept)))
         for block in row_blocks(X.shape[0], _BLOCK):
-            margins[block, 0] = self._margins(X[block])
+            margins[block] = self._margins(X[block])
         return mapped(margins, self.link)
 
     def importance(self) -> Scores:
@@ -91,19 +92,20 @@ class SparseLinearPredictor:
 
     def describe(self) -> dict[str, Any]:
         """Give the link, the number of weights and how many are not zero."""
-        return {"link": self.link, "weights": self.features, "nonzero": len(self.keys)}
+        weights = self.features * len(self.intercept)
+        return {"link": self.link, "weights": weights, "nonzero": int(np.count_nonzero(self.values))}
 
     @cached_property
     def _weights(self) -> np.ndarray:
-        """The weights, and a 0 behind them that stands for all others."""
-        return np.append(self.values.astype(np.float64), 0.0)
+        """The weights, shape (keys + 1, outputs), and a 0 behind them that stands for all others."""
+        values = self.values.reshape(len(self.keys), len(self.intercept)).astype(np.float64)
+        return np.concatenate([values, np.zeros((1, len(self.intercept)))])
 
     def _margins(self, X: Matrix) -> Scores:
         if isinstance(X, np.ndarray):
-            total, term = np.full(len(X), self.intercept), np.empty(len(X))
-            for key, weight in zip(self.keys, self._weights[:-1], strict=True):
-                np.multiply(X[:, key], weight, out=term, dtype=np.float64)
-                total += term
+            total = np.repeat(self.intercept[None], len(X), axis=0)
+            for key, weights in zip(self.keys, self._weights[:-1], strict=True):
+                total += np.multiply(X[:, key, None], weights, dtype=np.float64)
             return total
         at = np.searchsorted(self.keys, X.indices).astype(np.int32)
         if len(self.keys):

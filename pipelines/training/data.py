@@ -54,6 +54,12 @@ class TrainingData:
         """How many values are learned for each row; classes are one."""
         return len(self.target.columns)
 
+    @property
+    def outputs(self) -> int:
+        """How many scores of a row are learned: one of two classes, else one for each class or label."""
+        classes = len(self.target.classes)
+        return classes if classes > 2 else self.labels
+
     def subset(self, places: Sequence[int]) -> TrainingData:
         """Keep only the shards at `places` of the plan, in that order."""
         shards = tuple(self.shards.shards[place] for place in places)

@@ -225,7 +225,7 @@ def _serve(setting: dict[str, Any]) -> None:
     print(json.dumps({"pid": psutil.Process().pid, "rss_bytes": psutil.Process().memory_info().rss}), flush=True)
     host, port = setting["address"]
     layout, rule = Layout(setting["size"] + 1, SERVERS), Ftrl(alpha=0.1, l1=1e-4)
-    serve(listen("127.0.0.1"), (host, port), bytes.fromhex(setting["token"]), layout, rule, free=setting["size"])
+    serve(listen("127.0.0.1"), (host, port), bytes.fromhex(setting["token"]), layout, rule, free=[setting["size"]])
 
 
 def _work(setting: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from pipelines.training.estimators.class_weights import class_factors
 from pipelines.training.estimators.linear_losses import refuse_labels
 from pipelines.training.estimators.linear_params import MINI_BATCH, SERVED, LinearParams, params_of
 from pipelines.training.estimators.registry import FitRequest, Series
-from pipelines.training.estimators.served_params import refuse_parameters, refuse_several
+from pipelines.training.estimators.served_params import refuse_parameters
 from pipelines.training.fit import Fit, Progress
 from pipelines.training.gang import GangResult, Sizes, run_gang
 from pipelines.training.gang.events import Introduce
@@ -51,8 +51,7 @@ class LinearEstimator:
         return params
 
     def check_target(self, config: TrainConfig, kind: str) -> None:
-        """Refuse a kind of label that the strategy can't learn; `SpecError`."""
-        refuse_several(config, kind)
+        """See `Estimator.check_target`: every strategy learns every kind."""
 
     @property
     def several_labels(self) -> bool:
@@ -86,7 +85,6 @@ class LinearEstimator:
             )
         class_factors(request.config.class_weight, request.data.target)
         refuse_labels(params, request.data.target)
-        refuse_several(request.config, kind, request.data.labels)
         return params
 
     def series(self, request: FitRequest) -> Series | None:

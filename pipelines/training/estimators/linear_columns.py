@@ -9,7 +9,6 @@ from typing import Any
 from pipelines import codec
 from pipelines.training.columns import cut_columns
 from pipelines.training.config import ModelParallelConfig
-from pipelines.training.data import TrainingData
 from pipelines.training.estimators.linear import identity
 from pipelines.training.estimators.registry import FitRequest
 from pipelines.training.lanes import deal_weights
@@ -35,7 +34,7 @@ class ColumnDealer:
         features = len(data.features.names)
         rows = (data.rows or {}).get("train") or sum(shard.rows for shard in data.shards.shards)
         blocks = strategy.blocks or max(1, min(request.ranks * request.threads, features))
-        self._cut = cut_columns(data.features, blocks, rows=rows, outputs=outputs_of(data))
+        self._cut = cut_columns(data.features, blocks, rows=rows, outputs=data.outputs)
         self.ranks = min(request.ranks, blocks)
         self.most = max(self.ranks, min(request.max_ranks, blocks))
         self.rows = rows * blocks
@@ -56,9 +55,3 @@ class ColumnDealer:
         """Return the arguments of each rank of a formation; `holds` are the blocks that each has loaded."""
         dealt = deal_weights(self._cut.sizes, holds, speeds)
         return [{**self._common, "blocks": [self._cut.blocks[number].to_plain() for number in own]} for own in dealt]
-
-
-def outputs_of(data: TrainingData) -> int:
-    """Count the scores of a row: one of two classes, else one for each class or label."""
-    classes = len(data.target.classes)
-    return classes if classes > 2 else data.labels

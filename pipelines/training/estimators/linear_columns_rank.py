@@ -26,7 +26,6 @@ from pipelines.training.certificate import Certificate, machines_of
 from pipelines.training.columns import WEIGHT_BYTES, ColumnBlock, widest
 from pipelines.training.config import TrainConfig
 from pipelines.training.data import TrainingData
-from pipelines.training.estimators.linear_columns import outputs_of
 from pipelines.training.estimators.linear_columns_checkpoints import ColumnCheckpoints
 from pipelines.training.estimators.linear_columns_ending import column_ending
 from pipelines.training.estimators.linear_columns_watch import ColumnWatching, go_on
@@ -175,7 +174,7 @@ def program(context: RankContext) -> bytes:
 
 def _room(context: RankContext, job: Job, blocks: Sequence[ColumnBlock]) -> Room:
     """Share out the memory, of which the weights take a part that grows with the features."""
-    state = WEIGHT_BYTES * outputs_of(job.data) * sum(block.width for block in blocks)
+    state = WEIGHT_BYTES * job.data.outputs * sum(block.width for block in blocks)
     return plan_room(context.memory_bytes, own_rss_bytes() + state, widest(blocks), context.threads)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.errors import Fault, SpecError, UsageError
-from pipelines.training.config import ParameterServerConfig, TrainConfig
+from pipelines.errors import UsageError
+from pipelines.training.config import ParameterServerConfig
 from pipelines.training.estimators.linear_params import SERVED, LinearParams
 from pipelines.training.estimators.linear_setting import Setting
 from pipelines.training.strategies.parameter_server.rules import Adagrad, AnyRule, Ftrl, Sgd
@@ -72,16 +72,3 @@ def rule_of(params: LinearParams) -> AnyRule:
 def strength(params: LinearParams, setting: Setting) -> float:
     """Return the l2 that is in the gradients: FTRL has its own."""
     return 0.0 if params.solver == "ftrl" else setting.l2
-
-
-def refuse_several(config: TrainConfig, kind: str, labels: int = 1) -> None:
-    """Refuse labels that need more than one output.
-
-    Raises
-    ------
-    SpecError
-    """
-    if config.strategy.name == "parameter_server" and (kind == "multiclass" or labels > 1):
-        found = "a label of several classes" if kind == "multiclass" else f"{labels} labels"
-        message = f"the parameter server holds one weight for each feature, {found} need several"
-        raise SpecError([Fault("train.strategy", message, "Use strategy: synchronous")])

@@ -99,13 +99,14 @@ def program(context: RankContext) -> bytes:
 
 def _servers(job: Job, plain: dict[str, Any]) -> Servers:
     host, port = plain["arbiter"]
-    features = job.data.features.width
-    free = features if job.params.fit_intercept else None
+    outputs = job.data.outputs
+    first, size = job.data.features.width * outputs, (job.data.features.width + 1) * outputs
+    free = tuple(range(first, size)) if job.params.fit_intercept else ()
     limits = Limits(**plain["limits"])
     return Servers(
         (host, port),
         bytes.fromhex(plain["token"]),
-        Layout(features + 1, plain["servers"]),
+        Layout(size, plain["servers"]),
         rule_of(job.params),
         free,
         limits,
@@ -152,9 +153,10 @@ def _begin(
     """Set the weights that the training begins with. May be done again as long as no update was made."""
     if saved is not None:
         client.restore(_checkpoints(job).pieces(saved, servers.layout, context.scratch))
-    elif servers.free is not None:
-        shard, key = servers.layout.find(servers.free)
-        client.restore([(shard, np.array([key]), row_of(servers.rule, float(setting.start[0])))])
+    else:
+        for free, start in zip(servers.free, setting.start, strict=False):
+            shard, key = servers.layout.find(free)
+            client.restore([(shard, np.array([key]), row_of(servers.rule, float(start)))])
 
 
 def _checkpoints(job: Job) -> ServedCheckpoints:
@@ -182,7 +184,7 @@ def _train(
     """
     params, strategy = job.params, job.config.strategy
     assert isinstance(strategy, ParameterServerConfig)
-    objective = Objective(setting.loss, servers.layout.size - 1, strength(params, setting), params.fit_intercept)
+    objective = Objective(setting.loss, job.data.features.width, strength(params, setting), params.fit_intercept)
     leads = context.rank == 0
     checkpoints = _checkpoints(job) if job.checkpoint_url and leads else None
     watch = ServedWatch(context, job, client, servers, hosting, checkpoints, setting.unit)

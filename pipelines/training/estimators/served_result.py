@@ -12,24 +12,28 @@ from pipelines.training.state import array_bytes
 from pipelines.training.strategies.parameter_server import Client, collect_weights
 from pipelines.training.strategies.parameter_server.hosting import Servers
 
-DENSE_FEATURES = 1 << 16
+DENSE_WEIGHTS = 1 << 16
 """Up to so many weights a model holds them all, as other strategies' models do."""
 
 
 def model_of(job: Job, setting: Setting, moments: Moments, client: Client, servers: Servers) -> dict[str, Any]:
     """Collect the weights; returns the model's arrays as files, and what is worth knowing."""
-    features = servers.layout.size - 1
+    features, outputs = job.data.features.width, job.data.outputs
     keys, found = collect_weights(client.snapshot(), servers.layout, servers.rule, servers.free)
-    intercept = float(found[-1]) if len(keys) and keys[-1] == features else 0.0
-    keys, found = (keys[:-1], found[:-1]) if len(keys) and keys[-1] == features else (keys, found)
-    row = setting.loss.units.weights(np.append(found.astype(np.float64), intercept)[None, :])
-    values, intercepts = row[0, :-1], row[:, -1]
-    if features <= DENSE_FEATURES:
-        coef = np.zeros((1, features))
-        coef[0, keys] = values
+    nonzero = int(np.count_nonzero(keys < features * outputs))
+    at, output = np.divmod(keys, outputs)
+    places, columns = np.unique(np.append(at, features), return_inverse=True)  # the intercepts' place is always there
+    weights = np.zeros((outputs, len(places)))
+    weights[output, columns[:-1]] = found
+    weights = setting.loss.units.weights(weights)
+    values, intercepts = weights[:, :-1], weights[:, -1]
+    if features * outputs <= DENSE_WEIGHTS:
+        coef = np.zeros((outputs, features))
+        coef[:, places[:-1]] = values
         arrays = {"coef.npy": coef}
     else:
-        arrays = {"keys.npy": keys.astype(np.int32), "values.npy": values.astype(np.float32)}
+        rows = values[0] if outputs == 1 else np.ascontiguousarray(values.T)
+        arrays = {"keys.npy": places[:-1].astype(np.int32), "values.npy": rows.astype(np.float32)}
     arrays["intercept.npy"] = intercepts
     return {
         "summary": {
@@ -38,7 +42,7 @@ def model_of(job: Job, setting: Setting, moments: Moments, client: Client, serve
             "weight": setting.weight,
             "lanes": job.lanes_total,
             "features": features,
-            "nonzero": len(keys),
+            "nonzero": nonzero,
             "unit": setting.unit,
             "servers": client.stats(),
             **_strengths(job, setting),

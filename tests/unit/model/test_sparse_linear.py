@@ -17,16 +17,18 @@ from pipelines.model.sparse_linear import SparseLinearPredictor
 FEATURES, ROWS = 500, 9_000  # more rows than are scored at once
 
 
-@pytest.fixture
-def pair() -> tuple[SparseLinearPredictor, LinearPredictor]:
+@pytest.fixture(params=[1, 3])
+def pair(request: pytest.FixtureRequest) -> tuple[SparseLinearPredictor, LinearPredictor]:
+    outputs: int = request.param
     rng = np.random.default_rng(0)
     keys = np.sort(rng.choice(FEATURES, 40, replace=False)).astype(np.int32)
-    values = rng.normal(size=40).astype(np.float32)
-    coef = np.zeros((1, FEATURES))
-    coef[0, keys] = values
+    values = rng.normal(size=(40, outputs)).astype(np.float32)
+    coef = np.zeros((outputs, FEATURES))
+    coef[:, keys] = values.T
+    intercept, link = np.linspace(-0.25, 0.5, outputs), "logistic" if outputs == 1 else "softmax"
     return (
-        SparseLinearPredictor(keys, values, -0.25, "logistic", FEATURES),
-        LinearPredictor(coef, np.array([-0.25]), "logistic"),
+        SparseLinearPredictor(keys, values[:, 0] if outputs == 1 else values, intercept, link, FEATURES),
+        LinearPredictor(coef, intercept, link),
     )
 
 
@@ -49,15 +51,18 @@ def test_a_row_scores_alone_as_among_others(pair: tuple[SparseLinearPredictor, L
 
 
 def test_a_model_without_weights_predicts_its_intercept() -> None:
-    nothing = SparseLinearPredictor(np.empty(0, np.int32), np.empty(0, np.float32), 0.5, "identity", FEATURES)
+    nothing = SparseLinearPredictor(
+        np.empty(0, np.int32), np.empty(0, np.float32), np.array([0.5]), "identity", FEATURES
+    )
     np.testing.assert_array_equal(nothing.scores(rows()), np.full(ROWS, 0.5))
 
 
 def test_it_comes_back_from_its_files(pair: tuple[SparseLinearPredictor, LinearPredictor]) -> None:
     files = pair[0].files()
-    again = load_predictor("linear", files, n_features=FEATURES, n_outputs=1)
+    outputs = len(pair[0].intercept)
+    again = load_predictor("linear", files, n_features=FEATURES, n_outputs=outputs)
     assert again.files() == files
-    assert again.describe() == {"link": "logistic", "weights": FEATURES, "nonzero": 40}
+    assert again.describe() == {"link": pair[0].link, "weights": FEATURES * outputs, "nonzero": 40 * outputs}
     assert np.isnan(again.importance()).all()
     X = rows()
     np.testing.assert_array_equal(again.scores(X), pair[0].scores(X))
@@ -77,6 +82,7 @@ def npy(array: np.ndarray) -> bytes:
         {"keys.npy": npy(np.arange(39))},
         {"values.npy": b"nonsense"},
         {"intercept.npy": npy(np.zeros(2))},
+        {"values.npy": npy(np.zeros((40, 2), np.float32))},
         {"linear.json": canonical({"link": "unknown"})},
     ],
 )
@@ -84,4 +90,4 @@ def test_damaged_files_are_refused(
     pair: tuple[SparseLinearPredictor, LinearPredictor], broken: dict[str, bytes]
 ) -> None:
     with pytest.raises(CorruptArtifactError):
-        load_predictor("linear", pair[0].files() | broken, n_features=FEATURES, n_outputs=1)
+        load_predictor("linear", pair[0].files() | broken, n_features=FEATURES, n_outputs=len(pair[0].intercept))

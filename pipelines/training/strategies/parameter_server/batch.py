@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.errors import UsageError
 from pipelines.training.blocks import SparseBlock
 from pipelines.training.compressed import Compressed
 from pipelines.training.gang.context import Array
@@ -21,23 +20,17 @@ from pipelines.training.strategies.parameter_server.layout import Layout
 
 @dataclass(frozen=True)
 class Objective:
-    """The mean of weighted losses + l2/2·‖w‖², the intercept free.
+    """The mean of weighted losses + l2/2·‖w‖², the intercepts free.
 
     Of the penalty a batch sees the weights of its own keys: a weight is drawn to zero as often as its key occurs.
 
     Parameters
     ----------
     loss : Loss
-        Of one output.
     features : int
-        The intercept is the key behind them.
+        A feature's weights have keys side by side, one for each output; the intercepts are behind all of them.
     l2 : float
     fit_intercept : bool
-
-    Raises
-    ------
-    UsageError
-        The loss has several outputs.
     """
 
     loss: Loss
@@ -45,19 +38,10 @@ class Objective:
     l2: float = 0.0
     fit_intercept: bool = True
 
-    def __post_init__(self) -> None:
-        if self.loss.outputs != 1:
-            raise UsageError(
-                "the parameter server holds one weight for each key",
-                expected="a loss of one output",
-                found=f"{self.loss.outputs} outputs",
-                remedy="Train one model per class, or use the synchronous strategy.",
-            )
-
     @property
     def size(self) -> int:
         """Weights, for the layout."""
-        return self.features + 1
+        return (self.features + 1) * self.loss.outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,25 +49,28 @@ class Batch:
     """Rows whose columns are numbered by the batch's own places.
 
     places : ndarray of int64, ascending: where the batch's weights lie
-    columns : ndarray of int32: of every value, the number of its place
-    intercept : int or None: number of the intercept's place
+    columns : ndarray of int32, shape (outputs, stored values): of every value, the number of its place
+    intercepts : ndarray of int32, shape (outputs,), or None: numbers of the intercepts' places
     """
 
     block: SparseBlock
     places: Array
     columns: Array
-    intercept: int | None
+    intercepts: Array | None
 
 
 def prepare(block: SparseBlock, layout: Layout, objective: Objective) -> Batch:
     """Find a block's unique places."""
-    keys = block.X.indices
+    keys, outputs = block.X.indices, objective.loss.outputs
     if objective.fit_intercept:
         keys = np.append(keys, np.int32(objective.features))
-    places, columns = unique(layout.place(keys))
+    if outputs > 1:
+        keys = (keys.astype(np.int64) * outputs + np.arange(outputs)[:, None]).reshape(-1)
+    places, numbers = unique(layout.place(keys))
+    columns = numbers.reshape(outputs, -1)
     if not objective.fit_intercept:
         return Batch(block, places, columns, None)
-    return Batch(block, places, columns[:-1], int(columns[-1]))
+    return Batch(block, places, columns[:, :-1], columns[:, -1])
 
 
 def unique(places: Array) -> tuple[Array, Array]:
@@ -124,16 +111,21 @@ def evaluate(batch: Batch, weights: Array, objective: Objective) -> tuple[float,
     gradient : ndarray of float32, by the batch's places
     """
     y, weight, rows, count = batch.block.y, batch.block.weight, batch.block.rows, len(batch.places)
-    X, w = Compressed(batch.block.X, columns=batch.columns, features=count), weights.astype(np.float64)
-    scores = np.full((1, rows), 0.0 if batch.intercept is None else w[batch.intercept])
-    X.add_product(w, scores[0])
+    w = weights.astype(np.float64)
+    parts = [Compressed(batch.block.X, columns=columns, features=count) for columns in batch.columns]
+    scores = np.zeros((len(parts), rows))
+    if batch.intercepts is not None:
+        scores += w[batch.intercepts][:, None]
+    for X, own in zip(parts, scores, strict=True):
+        X.add_product(w, own)
     loss, residuals = objective.loss.evaluate(scores, y, weight)
     total = float(rows) if weight is None else float(weight.sum(dtype=np.float64))
     gradient = np.zeros(count)
-    X.add_transposed(residuals[0], gradient)
+    for X, own in zip(parts, residuals, strict=True):
+        X.add_transposed(own, gradient)
     gradient /= max(total, 1e-300)
     if objective.l2:
         gradient += objective.l2 * w
-    if batch.intercept is not None:
-        gradient[batch.intercept] = residuals.sum(dtype=np.float64) / max(total, 1e-300)
+    if batch.intercepts is not None:
+        gradient[batch.intercepts] = residuals.sum(axis=1, dtype=np.float64) / max(total, 1e-300)
     return loss, total, gradient.astype(np.float32)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from pipelines.training.gang.context import Array
 from pipelines.training.strategies.parameter_server.layout import Layout
 from pipelines.training.strategies.parameter_server.rules import Rule
+from pipelines.training.strategies.parameter_server.shard import places_of
 
 
 def collect_weights(
-    pieces: Iterable[tuple[int, Array, Array]], layout: Layout, rule: Rule, free: int | None = None
+    pieces: Iterable[tuple[int, Array, Array]], layout: Layout, rule: Rule, free: Sequence[int] = ()
 ) -> tuple[Array, Array]:
     """Turn a `Client.snapshot` into a model.
 
@@ -28,10 +29,10 @@ def collect_weights(
     weights : ndarray of float32, none of them 0
     """
     found_keys, found_weights = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
-    home = None if free is None else layout.find(free)
+    homes = [layout.find(key) for key in free]
     for shard, keys, rows in pieces:
-        at = np.flatnonzero(keys == home[1]) if home is not None and home[0] == shard else np.empty(0, np.int64)
-        weights = rule.weights(rows, int(at[0]) if len(at) else None)
+        own = np.array(sorted(place for each, place in homes if each == shard), np.int64)
+        weights = rule.weights(rows, places_of(own, keys))
         kept = np.flatnonzero(weights)
         found_keys.append(layout.keys(keys[kept].astype(np.int64) + layout.bounds[shard]))
         found_weights.append(weights[kept])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipelines.training.strategies.parameter_server import frames
 from pipelines.training.strategies.parameter_server.holding import Holding
@@ -25,13 +25,13 @@ class Holdings:
         Through which primaries dial their replicas.
     layout : Layout
     rule : Rule
-    free : int or None
-        The key whose weight is not penalised.
+    free : sequence of int
+        The keys whose weights are not penalised.
     """
 
-    def __init__(self, hub: Hub, layout: Layout, rule: Rule, free: int | None) -> None:
+    def __init__(self, hub: Hub, layout: Layout, rule: Rule, free: Sequence[int]) -> None:
         self._hub, self._layout, self._rule = hub, layout, rule
-        self._free = None if free is None else layout.find(free)
+        self._free = [layout.find(key) for key in free]
         self._held: dict[int, Holding] = {}
         self._view: View | None = None
         self.me = -1
@@ -117,5 +117,5 @@ class Holdings:
         held.waiting.clear()  # whoever waits asks the new primary again
 
     def _new_shard(self, index: int) -> Shard:
-        free = self._free[1] if self._free is not None and self._free[0] == index else None
+        free = [place for shard, place in self._free if shard == index]
         return Shard(self._layout.length(index), self._rule, free)

@@ -44,8 +44,8 @@ class Servers:
     token : bytes
     layout : Layout
     rule : Rule
-    free : int or None
-        The key whose weight is not penalised.
+    free : tuple of int
+        The keys whose weights are not penalised.
     limits : Limits
     """
 
@@ -53,7 +53,7 @@ class Servers:
     token: bytes
     layout: Layout
     rule: AnyRule
-    free: int | None
+    free: tuple[int, ...]
     limits: Limits
 
     @property

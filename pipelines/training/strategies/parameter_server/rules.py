@@ -17,6 +17,8 @@ import numpy as np
 from pipelines.errors import UsageError
 from pipelines.training.gang.context import Array
 
+NONE: Array = np.empty(0, np.intp)
+
 
 class Rule(Protocol):
     """An update rule."""
@@ -26,14 +28,14 @@ class Rule(Protocol):
         """Numbers that a row holds: 1 or 2."""
         ...
 
-    def weights(self, rows: Array, free: int | None) -> Array:
+    def weights(self, rows: Array, free: Array = NONE) -> Array:
         """Read weights out of rows.
 
         Parameters
         ----------
         rows : ndarray of float32, shape (keys, columns)
-        free : int or None
-            The row, if any, whose weight is not penalised (the intercept).
+        free : ndarray of int
+            The rows whose weights are not penalised (the intercepts).
 
         Returns
         -------
@@ -41,7 +43,7 @@ class Rule(Protocol):
         """
         ...
 
-    def update(self, rows: Array, gradient: Array, clock: int, free: int | None) -> Array:
+    def update(self, rows: Array, gradient: Array, clock: int, free: Array = NONE) -> Array:
         """Move rows by a gradient; returns new ones.
 
         Parameters
@@ -64,11 +66,11 @@ class Sgd:
     def __post_init__(self) -> None:
         _require(self.learning_rate > 0 and self.power >= 0, self)
 
-    def weights(self, rows: Array, free: int | None) -> Array:
+    def weights(self, rows: Array, free: Array = NONE) -> Array:
         """See `Rule.weights`."""
         return rows[:, 0]
 
-    def update(self, rows: Array, gradient: Array, clock: int, free: int | None) -> Array:
+    def update(self, rows: Array, gradient: Array, clock: int, free: Array = NONE) -> Array:
         """See `Rule.update`."""
         found: Array = rows - np.float32(self.learning_rate / (1 + clock) ** self.power) * gradient[:, None]
         return found
@@ -85,11 +87,11 @@ class Adagrad:
     def __post_init__(self) -> None:
         _require(self.learning_rate > 0 and self.epsilon > 0, self)
 
-    def weights(self, rows: Array, free: int | None) -> Array:
+    def weights(self, rows: Array, free: Array = NONE) -> Array:
         """See `Rule.weights`."""
         return rows[:, 0]
 
-    def update(self, rows: Array, gradient: Array, clock: int, free: int | None) -> Array:
+    def update(self, rows: Array, gradient: Array, clock: int, free: Array = NONE) -> Array:
         """See `Rule.update`."""
         new = np.empty_like(rows)
         n = rows[:, 1] + gradient * gradient
@@ -118,11 +120,11 @@ class Ftrl:
         _require(self.alpha > 0 and self.beta >= 0 and self.l1 >= 0 and self.l2 >= 0, self)
         _require(self.beta + self.l2 > 0, self)
 
-    def weights(self, rows: Array, free: int | None) -> Array:
+    def weights(self, rows: Array, free: Array = NONE) -> Array:
         """See `Rule.weights`."""
         return self._weights(rows[:, 0], np.sqrt(rows[:, 1]), free)
 
-    def update(self, rows: Array, gradient: Array, clock: int, free: int | None) -> Array:
+    def update(self, rows: Array, gradient: Array, clock: int, free: Array = NONE) -> Array:
         """See `Rule.update`."""
         z, n = rows[:, 0], rows[:, 1]
         new = np.empty_like(rows)
@@ -132,13 +134,14 @@ class Ftrl:
         new[:, 0] = z + gradient - sigma * self._weights(z, root, free)
         return new
 
-    def _weights(self, z: Array, root: Array, free: int | None) -> Array:
+    def _weights(self, z: Array, root: Array, free: Array) -> Array:
         inverse = np.float32(1 / self.alpha)
         steepness = (np.float32(self.beta) + root) * inverse + np.float32(self.l2)
         # Soft threshold: what of z is beyond ±l1.
         w: Array = (np.clip(z, np.float32(-self.l1), np.float32(self.l1)) - z) / steepness
-        if free is not None:
-            w[free] = -z[free] / ((np.float32(self.beta) + root[free]) * inverse or np.float32(1))
+        if len(free):
+            slope = (np.float32(self.beta) + root[free]) * inverse
+            w[free] = -z[free] / np.where(slope == 0, np.float32(1), slope)
         return w
 
 

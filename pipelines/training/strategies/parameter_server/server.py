@@ -13,7 +13,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ def serve(
     layout: Layout,
     rule: Rule,
     *,
-    free: int | None = None,
+    free: Sequence[int] = (),
     limits: Limits | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -59,8 +59,8 @@ def serve(
     layout : Layout
     rule : Rule
         The same on all servers, as `layout` and `free` are.
-    free : int, optional
-        The key whose weight is not penalised: the intercept.
+    free : sequence of int
+        The keys whose weights are not penalised: the intercepts.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def serve(
 
 class _Server:
     def __init__(
-        self, hub: Hub, arbiter: Address, own: Address, layout: Layout, rule: Rule, free: int | None, limits: Limits
+        self, hub: Hub, arbiter: Address, own: Address, layout: Layout, rule: Rule, free: Sequence[int], limits: Limits
     ) -> None:
         self._hub, self._layout, self._rule, self._limits = hub, layout, rule, limits
         self._holdings = Holdings(hub, layout, rule, free)

@@ -8,6 +8,8 @@ move it as a row (50,000 keys: 0.4 ms against 4.3). No thread safety: a shard ha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pipelines.errors import DataError
@@ -25,12 +27,12 @@ class Shard:
     ----------
     size : int
     rule : Rule
-    free : int or None
-        The weight, if it is here, that is not penalised.
+    free : sequence of int
+        The weights that are not penalised.
     """
 
-    def __init__(self, size: int, rule: Rule, free: int | None = None) -> None:
-        self.size, self._rule, self._free = size, rule, free
+    def __init__(self, size: int, rule: Rule, free: Sequence[int] = ()) -> None:
+        self.size, self._rule, self._free = size, rule, np.array(sorted(free), np.int64)
         self._cells = np.zeros(size, _CELLS[rule.columns])
         self.occupied = 0
         """Rows that are not zero: weights that training has touched."""
@@ -84,11 +86,8 @@ class Shard:
     def _rows(self, cells: Array) -> Array:
         return cells.view(np.float32).reshape(len(cells), self.columns)
 
-    def _find_free(self, keys: Array) -> int | None:
-        if self._free is None or not len(keys):
-            return None
-        at = int(np.searchsorted(keys, self._free))
-        return at if at < len(keys) and keys[at] == self._free else None
+    def _find_free(self, keys: Array) -> Array:
+        return places_of(self._free, keys)
 
     def _check(self, keys: Array) -> None:
         """Refuse keys that would be written twice or elsewhere."""
@@ -101,6 +100,14 @@ class Shard:
                 expected=f"ascending keys from 0 to {self.size - 1}, each once",
                 found=f"{len(keys)} keys from {keys[0]} to {keys[-1]}",
             )
+
+
+def places_of(few: Array, keys: Array) -> Array:
+    """Return where some of `few` are among ascending `keys`."""
+    at = np.searchsorted(keys, few)
+    inside = at[at < len(keys)]
+    found: Array = inside[keys[inside] == few[: len(inside)]]
+    return found
 
 
 def _describe(gradient: Array) -> str:

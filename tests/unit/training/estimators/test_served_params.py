@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipelines.errors import SpecError, UsageError
+from pipelines.errors import UsageError
 from pipelines.training.config import ParameterServerConfig, TrainConfig
 from pipelines.training.estimators.linear_params import LinearParams
 from pipelines.training.estimators.registry import resolve
-from pipelines.training.estimators.served_params import count_servers, refuse_several, rule_of
+from pipelines.training.estimators.served_params import count_servers, rule_of
 from pipelines.training.strategies.parameter_server import Adagrad, Ftrl, Sgd
 
 
@@ -71,14 +71,6 @@ def test_copies_need_a_rank_each() -> None:
         count_servers(ParameterServerConfig(servers=3), 2)
 
 
-@pytest.mark.parametrize(("kind", "labels"), [("multiclass", 1), ("regression", 2)])
-def test_several_outputs_are_sent_elsewhere(kind: str, labels: int) -> None:
-    config = TrainConfig(estimator="logistic_regression", strategy="parameter_server")
-    with pytest.raises(SpecError, match=r"train\.strategy: .*Use strategy: synchronous"):
-        refuse_several(config, kind, labels)
-    refuse_several(TrainConfig(estimator="logistic_regression"), kind, labels)
-
-
 def test_rules_are_what_is_asked_for() -> None:
     assert rule_of(check({"solver": "adagrad", "learning_rate": 0.3})) == Adagrad(0.3)
     assert rule_of(check({"solver": "sgd"})) == Sgd(0.1)
@@ -94,9 +86,9 @@ def test_ftrls_parameters_count_in_sums_over_a_batch() -> None:
     first, second = np.zeros((50, 2), np.float32), np.zeros((50, 2), np.float32)
     for _ in range(20):
         gradient = rng.normal(0.1, 0.2, 50).astype(np.float32)
-        first = ours.update(first, gradient, 0, None)
-        second = papers.update(second, rows * gradient, 0, None)
-    found, expected = ours.weights(first, None), papers.weights(second, None)
+        first = ours.update(first, gradient, 0)
+        second = papers.update(second, rows * gradient, 0)
+    found, expected = ours.weights(first), papers.weights(second)
     assert 0 < np.count_nonzero(expected) < 50
     np.testing.assert_array_equal(found == 0, expected == 0)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)  # 20 updates in float32

@@ -25,7 +25,7 @@ class Running:
     rule: Rule
     token: bytes
     limits: Limits
-    free: int | None
+    free: tuple[int, ...]
     stop: threading.Event = field(default_factory=threading.Event)
     failure: MutiraoError | None = None
     """What the arbiter's `poll` has raised."""
@@ -94,7 +94,7 @@ def start() -> Iterator[Start]:
             replicas: bool = True,
             staleness: int | None = None,
             limits: Limits | None = None,
-            free: int | None = None,
+            free: tuple[int, ...] = (),
             **owners: Any,
         ) -> Running:
             token, limits = secrets.token_bytes(16), limits or Limits()

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from scipy.optimize import check_grad
 from scipy.sparse import csr_matrix, random_array
 
-from pipelines.errors import UsageError
 from pipelines.training.blocks import SparseBlock
 from pipelines.training.objectives import Logistic, Loss, Multinomial
 from pipelines.training.strategies.parameter_server.batch import Objective, evaluate, prepare, unique
@@ -36,35 +35,36 @@ def test_unique_is_numpys(values: list[int]) -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("loss", [Logistic(), Squared(0.3, 2.0)])
+@pytest.mark.parametrize("loss", [Logistic(), Squared(0.3, 2.0), Multinomial(3)])
 @pytest.mark.parametrize("intercept", [False, True])
 def test_a_batchs_gradient_is_its_objectives(loss: Loss, weighted: bool, intercept: bool) -> None:
     rows = block(weighted=weighted)
-    objective, layout = Objective(loss, FEATURES, l2=0.3, fit_intercept=intercept), Layout(FEATURES + 1, 3)
+    objective = Objective(loss, FEATURES, l2=0.3, fit_intercept=intercept)
+    outputs, layout = loss.outputs, Layout(objective.size, 3)
     batch = prepare(rows, layout, objective)
     keys = layout.keys(batch.places)
-    used = {*rows.X.indices.tolist()} | ({FEATURES} if intercept else set())
-    assert set(keys.tolist()) == used
-    X = np.hstack([rows.X.toarray().astype(float), np.ones((30, 1)) * intercept])[:, keys]
+    features = {*rows.X.indices.tolist()} | ({FEATURES} if intercept else set())
+    assert set(keys.tolist()) == {feature * outputs + output for feature in features for output in range(outputs)}
+    X = np.hstack([rows.X.toarray().astype(float), np.ones((30, 1)) * intercept])
     weight = np.ones(30) if rows.weight is None else rows.weight.astype(float)
-    penalised = keys != FEATURES
+    penalised = keys < FEATURES * outputs
+
+    def scores(w: np.ndarray) -> np.ndarray:
+        whole = np.zeros((FEATURES + 1, outputs))
+        whole[keys // outputs, keys % outputs] = w
+        return np.ascontiguousarray((X @ whole).T)
 
     def value(w: np.ndarray) -> float:
-        total, _ = loss.evaluate((X @ w)[None], rows.y, weight)
+        total, _ = loss.evaluate(scores(w), rows.y, weight)
         return total / weight.sum() + 0.15 * float(w[penalised] @ w[penalised])
 
     w = np.random.default_rng(1).normal(size=len(keys)).astype(np.float32)
     found, total, gradient = evaluate(batch, w, objective)
     assert total == pytest.approx(weight.sum())
-    expected = loss.evaluate((X @ w.astype(float))[None], rows.y, rows.weight)[0]
+    expected = loss.evaluate(scores(w.astype(float)), rows.y, rows.weight)[0]
     assert found == pytest.approx(expected, rel=1e-6)
     # Forward differences of functions of size 1 are good to 1e-7 · √keys; the gradient is rounded to float32.
     assert check_grad(value, lambda _: gradient.astype(float), w.astype(float)) < 1e-5
-
-
-def test_a_loss_of_several_scores_is_refused() -> None:
-    with pytest.raises(UsageError, match="expected a loss of one output; found 3 outputs"):
-        Objective(Multinomial(3), FEATURES)
 
 
 def test_rows_without_values_are_no_trouble() -> None:

@@ -23,6 +23,9 @@ from pipelines.training.strategies.parameter_server.rules import (
 
 KEYS, UPDATES = 7, 60
 
+ALONE = np.array([0])
+"""The one row there is, free."""
+
 
 class SlowSgd:
     """Of one key, in Python's floats."""
@@ -79,12 +82,12 @@ def test_a_rule_follows_its_definition_key_by_key(rule: Rule, slow: type) -> Non
     for t in range(UPDATES):
         chosen = np.flatnonzero(rng.random(KEYS) < 0.6)
         gradient = rng.normal(size=len(chosen)).astype(np.float32)
-        rows[chosen] = rule.update(rows[chosen], gradient, t, None)
+        rows[chosen] = rule.update(rows[chosen], gradient, t)
         for key, g in zip(chosen, gradient, strict=True):
             references[key].update(float(g), t)
     # Sixty updates of numbers of size 1 to 10 in float32: each adds at most 6e-8 of its size.
     expected = [each.w for each in references]
-    np.testing.assert_allclose(rule.weights(rows, None), expected, rtol=1e-4, atol=2e-5)
+    np.testing.assert_allclose(rule.weights(rows), expected, rtol=1e-4, atol=2e-5)
 
 
 def test_ftrl_without_penalties_is_gradient_descent_with_a_rate_per_key() -> None:
@@ -93,10 +96,10 @@ def test_ftrl_without_penalties_is_gradient_descent_with_a_rate_per_key() -> Non
     row, w, n = np.zeros((1, 2), np.float32), 0.0, 0.0
     for t in range(100):
         g = np.float32(rng.normal())
-        row = rule.update(row, np.array([g], np.float32), t, None)
+        row = rule.update(row, np.array([g], np.float32), t)
         n += float(g) ** 2
         w -= 0.3 / (1.0 + math.sqrt(n)) * float(g)
-        assert rule.weights(row, None)[0] == pytest.approx(w, abs=2e-5)
+        assert rule.weights(row)[0] == pytest.approx(w, abs=2e-5)
 
 
 def test_ftrls_weight_minimises_its_objective() -> None:
@@ -107,7 +110,7 @@ def test_ftrls_weight_minimises_its_objective() -> None:
         def objective(w: float, z: float = z, n: float = n) -> float:
             return z * w + 0.7 * abs(w) + 0.5 * ((1.0 + math.sqrt(n)) / 0.5 + 0.2) * w * w
 
-        found = float(rule.weights(np.array([[z, n]], np.float32), None)[0])
+        found = float(rule.weights(np.array([[z, n]], np.float32))[0])
         best = minimize_scalar(objective, bounds=(-5, 5), method="bounded", options={"xatol": 1e-9}).x
         assert found == pytest.approx(best, abs=1e-6)
 
@@ -120,27 +123,27 @@ def test_ftrls_one_norm_leaves_exact_zeros_where_there_is_nothing_to_learn() -> 
     for t in range(400):
         x = rng.choice([-1.0, 1.0], keys)
         y = rng.random() < 1 / (1 + np.exp(-x @ true))
-        p = 1 / (1 + np.exp(-x @ rule.weights(rows, None).astype(float)))
-        rows = rule.update(rows, ((p - y) * x).astype(np.float32), t, None)
-    weights = rule.weights(rows, None)
+        p = 1 / (1 + np.exp(-x @ rule.weights(rows).astype(float)))
+        rows = rule.update(rows, ((p - y) * x).astype(np.float32), t)
+    weights = rule.weights(rows)
     assert (np.sign(weights[:5]) == np.sign(true[:5])).all()
     without = Ftrl(alpha=0.3)
     # A noise key's z is a sum of 400 random signs times |p - y|, at most about 0.3: a deviation of 6, below l1.
     assert np.count_nonzero(weights[5:]) < 0.2 * (keys - 5)
-    assert np.count_nonzero(without.weights(rows, None)[5:]) == keys - 5
+    assert np.count_nonzero(without.weights(rows)[5:]) == keys - 5
 
 
 def test_the_free_row_is_not_penalised() -> None:
     rows = np.array([[0.5, 4.0], [0.5, 4.0]], np.float32)
-    found = Ftrl(alpha=0.5, beta=1.0, l1=0.7, l2=0.2).weights(rows, 1)
+    found = Ftrl(alpha=0.5, beta=1.0, l1=0.7, l2=0.2).weights(rows, np.array([1]))
     assert found[0] == 0
     assert found[1] == pytest.approx(-0.5 / (3 / 0.5))
-    assert Ftrl(beta=0.0, l2=1.0).weights(np.zeros((1, 2), np.float32), 0)[0] == 0
+    assert Ftrl(beta=0.0, l2=1.0).weights(np.zeros((1, 2), np.float32), ALONE)[0] == 0
 
 
 def test_adagrads_first_step_is_its_rate() -> None:
     gradient = np.array([1e-3, -50.0], np.float32)
-    rows = Adagrad(0.25, epsilon=1e-9).update(np.zeros((2, 2), np.float32), gradient, 0, None)
+    rows = Adagrad(0.25, epsilon=1e-9).update(np.zeros((2, 2), np.float32), gradient, 0)
     np.testing.assert_allclose(rows[:, 0], [-0.25, 0.25], rtol=1e-5)
 
 
@@ -162,9 +165,9 @@ def test_a_rule_travels_as_json(rule: AnyRule) -> None:
 def test_a_weight_may_begin_elsewhere_and_moves_by_its_gradients_only(rule: AnyRule) -> None:
     """A free weight's steps are those of one that began at 0, up to float32's rounding."""
     began, zero = row_of(rule, 1.5), np.zeros((1, rule.columns), np.float32)
-    assert rule.weights(began, 0)[0] == pytest.approx(1.5, rel=1e-6)
+    assert rule.weights(began, ALONE)[0] == pytest.approx(1.5, rel=1e-6)
     rng = np.random.default_rng(0)
     for number in range(30):
         gradient = rng.normal(size=1).astype(np.float32)
-        began, zero = rule.update(began, gradient, number, 0), rule.update(zero, gradient, number, 0)
-        assert rule.weights(began, 0)[0] - rule.weights(zero, 0)[0] == pytest.approx(1.5, rel=1e-5)
+        began, zero = rule.update(began, gradient, number, ALONE), rule.update(zero, gradient, number, ALONE)
+        assert rule.weights(began, ALONE)[0] - rule.weights(zero, ALONE)[0] == pytest.approx(1.5, rel=1e-5)

@@ -78,12 +78,12 @@ def in_threads(*works: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("rule", [Sgd(0.1, power=0.5), Adagrad(0.1), Ftrl(0.1, l1=0.01)], ids=str)
 @pytest.mark.parametrize(("servers", "replicas"), [(1, False), (2, False), (2, True), (3, True)])
 def test_one_clients_updates_give_the_bits_of_one_process(start: Any, rule: Rule, servers: int, replicas: bool) -> None:
-    running = start(rule, size=SIZE, servers=servers, replicas=replicas, free=3)
+    running = start(rule, size=SIZE, servers=servers, replicas=replicas, free=(3,))
     client = running.client()
     apply_all(client, updates(30))
     layout = running.layout
     place = layout.bounds[layout.find(3)[0]] + layout.find(3)[1]
-    alone = Shard(SIZE, rule, place)
+    alone = Shard(SIZE, rule, [place])
     for clock, (places, gradient) in enumerate(updates(30)):
         alone.push(places.astype(np.int32), gradient, clock)
     np.testing.assert_array_equal(weights(client), alone.pull(np.arange(SIZE)))
@@ -207,13 +207,13 @@ def test_a_snapshot_is_between_two_updates_and_restores_to_the_same_weights(star
 
 def test_a_snapshot_is_a_model_with_its_zeros_left_out(start: Any) -> None:
     rule = Ftrl(0.1, l1=0.5)
-    running = start(rule, size=SIZE, servers=3, free=3)
+    running = start(rule, size=SIZE, servers=3, free=(3,))
     client, layout = running.client(), running.layout
     places = np.arange(SIZE)
     gradient = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
     gradient[layout.place(np.array([3]))] = 0.1  # below l1: of any other key, a zero
     apply_all(client, iter([(places, gradient)]))
-    keys, found = collect_weights(client.snapshot(), layout, rule, 3)
+    keys, found = collect_weights(client.snapshot(), layout, rule, [3])
     dense = weights(client)[layout.place(np.arange(SIZE))]
     np.testing.assert_array_equal(keys, np.flatnonzero(dense))
     np.testing.assert_array_equal(found, dense[keys])
@@ -232,7 +232,7 @@ def rows(count: int, seed: int = 5) -> SparseBlock:
 @pytest.mark.parametrize(("staleness", "workers"), [(0, 1), (None, 2), (1, 3), (3, 3)])
 def test_workers_come_to_the_optimum(start: Any, staleness: int | None, workers: int) -> None:
     data, objective = rows(2000), Objective(Logistic(), 20, l2=0.01)
-    running = start(Adagrad(0.3), size=objective.size, staleness=staleness, free=20)
+    running = start(Adagrad(0.3), size=objective.size, staleness=staleness, free=(20,))
     layout, done = running.layout, []
 
     def work(client: Client, number: int) -> None:
