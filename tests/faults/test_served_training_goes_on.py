@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from distributed import Client, LocalCluster
 from scipy.special import expit
 
 from pipelines.data.config import DataConfig
@@ -70,7 +71,7 @@ def train(
     config = TrainConfig(
         estimator="logistic_regression", params=PARAMS, strategy=strategy, checkpoint={"every": every}, lanes=4
     )
-    found = fit(config, data, client=None, ranks=2, report=report, **more)
+    found = fit(config, data, client=more.pop("client", None), ranks=2, report=report, **more)
     assert not pending, "the training was over before it was disturbed"
     return found
 
@@ -96,16 +97,29 @@ def check(found: Fit, undisturbed: Fit) -> None:
     np.testing.assert_allclose(found.summary["history"], undisturbed.summary["history"], rtol=NEAR)
 
 
-def test_a_rank_is_lost_with_its_server(data: TrainingData, undisturbed: Fit) -> None:
-    found = train(data, at=100, then=lambda: kill(RANK))
+@pytest.fixture(params=["children", "workers"])
+def client(request: pytest.FixtureRequest) -> Iterator[Client | None]:
+    """Where the ranks are: children of this process, or of a Dask cluster's workers."""
+    if request.param == "children":
+        yield None
+        return
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def test_a_rank_is_lost_with_its_server(data: TrainingData, undisturbed: Fit, client: Client | None) -> None:
+    found = train(data, at=100, then=lambda: kill(RANK), client=client)
     check(found, undisturbed)
     assert [loss["cause"] for loss in found.summary["gang"]["losses"]] == ["killed"]
     assert found.summary["servers"]["lost"] == 1
     assert found.summary["repeated_batches"] <= WINDOW
 
 
-def test_a_server_is_lost_alone(data: TrainingData, undisturbed: Fit) -> None:
-    found = train(data, at=100, then=lambda: kill(SERVER))
+def test_a_server_is_lost_alone(data: TrainingData, undisturbed: Fit, client: Client | None) -> None:
+    found = train(data, at=100, then=lambda: kill(SERVER), client=client)
     check(found, undisturbed)
     assert found.summary["gang"]["formations"] == 1
     assert found.summary["servers"]["lost"] == 1
