@@ -36,7 +36,7 @@ class Compressed:
         first, last = indptr[start], indptr[stop]
         self.rows = stop - start
         self.values = X.data[first:last].astype(np.float64)
-        self._indptr = indptr[start : stop + 1] - first if first else indptr[: stop + 1]
+        self._indptr = indptr[start : stop + 1] - first if first else indptr[start : stop + 1]
         self._columns = (X.indices if columns is None else columns)[first:last]
         self._features = X.shape[1] if features is None else features
 

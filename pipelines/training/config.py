@@ -46,7 +46,8 @@ class SynchronousConfig(Config):
         Mini-batches that are added up for one step of the optimiser (mini-batch solvers).
     reduce_every : int
         Steps that each lane takes for itself before the lanes' weights are averaged (local SGD; mini-batch solvers).
-        With ``solver: sgd`` on sparse features such a step costs what its rows hold, however many weights there are.
+        With ``solver: sgd`` on sparse features such a step costs what its rows hold, however many weights there are;
+        penalties are taken once, before the averaging, for all those steps: with large ones keep it small.
     compression : {"top_k", "float16"}, optional
         What is sent of a lane's gradient (with `reduce_every`: of its weights' change): the largest components only, or
         all in half precision. What is left out is added to the next one (error feedback).

@@ -18,6 +18,7 @@ from pipelines.training.saving import Saver
 
 logger = logging.getLogger(__name__)
 
+_SAVERS = "column checkpoints"
 _ASK_S = 0.05
 """Between two questions whether all ranks have written their parts."""
 
@@ -37,6 +38,9 @@ class ColumnCheckpoints:
         self._prefix = f"{FAMILY}-{job.identity[:24]}"
         self._steps: list[int] = []
         self._saver: Saver[Mapping[int, bytes]] = Saver(self._write, self._notice)
+        # One that a formation has left may still be writing.
+        self._savers: list[Saver[Mapping[int, bytes]]] = context.kept.values.setdefault(_SAVERS, [])
+        self._savers.append(self._saver)
         self._written: dict[str, list[str]] | None = None
         self._asked_at = 0.0
         self.pending: int | None = None
@@ -108,8 +112,10 @@ class ColumnCheckpoints:
         return collective.broadcast(self._record(step, named) if collective.rank == 0 else None) == b"1"
 
     def finish(self, limit_s: float) -> None:
-        """Wait until nothing is written any more."""
-        self._saver.finish(limit_s)
+        """Wait until nothing is written any more, at most `limit_s` seconds in all."""
+        end = time.monotonic() + limit_s
+        for saver in self._savers:
+            saver.finish(max(0.0, end - time.monotonic()))
 
     def _write(self, step: int, parts: Mapping[int, bytes]) -> None:
         self._written = None

@@ -20,7 +20,7 @@ from pipelines.errors import TrainingError
 from pipelines.training.certificate import Certificate
 from pipelines.training.estimators.linear_columns_checkpoints import ColumnCheckpoints
 from pipelines.training.estimators.linear_setting import Job
-from pipelines.training.estimators.linear_watch import COMMIT_S, END_S, SHARE_COST, SHARE_S, STOP_S, Telling
+from pipelines.training.estimators.linear_watch import COMMIT_S, END_S, LATE, SHARE_COST, SHARE_S, STOP_S, Telling
 from pipelines.training.gang import RankContext, Regroup, StopRequested
 from pipelines.training.optimisers import Step
 from pipelines.training.optimisers.oracle import State
@@ -92,7 +92,9 @@ class ColumnWatching:
         """Keep the own parts after the last step when the formation ends under way."""
         try:
             yield
-        except Exception:
+        except Exception as error:
+            if isinstance(error, TrainingError):
+                self.finish()
             if self._newest is not None:
                 step, state = self._newest
                 self._held.keep(step, self._cut(state))
@@ -122,7 +124,8 @@ class ColumnWatching:
         if word.save:
             self._save(*self._newest)
         if word.stop:
-            self._commit(STOP_S)
+            if not self._commit(STOP_S) and self._checkpoints is not None and self._context.rank == 0:
+                self._context.report({"unit": "notice", "text": LATE})
             raise StopRequested
         if word.regroup:
             raise Regroup
@@ -155,9 +158,12 @@ class ColumnWatching:
         self._checkpoints.begin(step, self._cut(state))
         self._saved_at, self._saved_step = time.monotonic(), step
 
-    def _commit(self, wait_s: float) -> None:
-        if self._checkpoints is not None:
-            self.saved += self._checkpoints.commit(self._context.collective, wait_s)
+    def _commit(self, wait_s: float) -> bool:
+        if self._checkpoints is None:
+            return False
+        done = self._checkpoints.commit(self._context.collective, wait_s)
+        self.saved += done
+        return done
 
     def finish(self) -> None:
         """Wait for what is being written: whoever is told that the training is done removes the checkpoints."""

@@ -15,7 +15,7 @@ from pipelines.training.gang.context import Array
 from pipelines.training.objectives import Loss, Sharpening
 from pipelines.training.optimisers import Outcome, Step, Watch
 from pipelines.training.optimisers.newton import newton_step
-from pipelines.training.optimisers.oracle import State
+from pipelines.training.optimisers.oracle import State, largest
 from pipelines.training.optimisers.space import WHOLE, Space
 from pipelines.training.strategies.model_parallel import ColumnObjective
 from pipelines.training.strategies.synchronous import MeanObjective
@@ -34,7 +34,9 @@ _STRIDE = 32
 _FLAT, _BENT = 1e-10, 1e-6
 """Curvatures along a way, as shares of the largest that there could be: none, as scores beyond 20 have, and some."""
 _FULL_RANK = 1e-8
-"""Of the least eigenvalue of curvatures that are scaled to a diagonal of ones."""
+"""Of the least eigenvalue of a sample's curvatures, as a share of the largest that there could be."""
+_TO_SAMPLE, _THERE = 2, 1e-2
+"""Newton's steps from the data's minimum to the sample's, and what they leave of the gradient at most."""
 SHARE = 0.1
 """A feature is named that has so large a part in the fall, among the features."""
 
@@ -99,15 +101,16 @@ def ending(objective: MeanObjective, setting: Setting, outcome: Outcome, names: 
     finds classes that can be told apart, though not a single category.
 
     A way down for ever is one for each row, and so for a sample's: where the sample has none, and bends in every
-    direction, the data have none either, and most trainings go no further.
+    direction, the data have none either, and most trainings go no further. Weights that have gone so far that nothing
+    can be seen to fall any more are known by what the curvature was at the start (`_saturated`).
     """
     if not setting.loss.recedes or setting.l2 or setting.l1:
         return {}
-    if (_bends_everywhere if _curved(objective, setting) else _rises)(objective, outcome.weights):
+    curved = setting.loss.curved and objective.size <= 2 * NEWTON_WEIGHTS
+    if _sample_has_minimum(objective, outcome.weights) if curved else _rises(objective, outcome.weights):
         return {}
-    value, gradient = objective.gradient(outcome.weights)
-    hessian = objective.hessian(outcome.weights) if _curved(objective, setting) else None
-    promised, falls = _ahead(objective, outcome.weights, value, gradient, hessian)
+    hessian = objective.hessian(outcome.weights) if curved else None
+    promised, falls = _ahead(objective, outcome.weights, hessian)
     if not falls:
         gone = None if hessian is None else _saturated(objective, outcome.weights, hessian)
         if gone is None:
@@ -119,27 +122,31 @@ def ending(objective: MeanObjective, setting: Setting, outcome: Outcome, names: 
     return {"stop_reason": "unbounded", "converged": False, "unbounded": growing}
 
 
-def _curved(objective: MeanObjective, setting: Setting) -> bool:
-    return setting.loss.curved and objective.size <= 2 * NEWTON_WEIGHTS
-
-
 def _rises(objective: MeanObjective, weights: Array) -> bool:
     """Whether twice the weights are worse for some of the rows."""
     value, _ = objective.gradient(weights, stride=_STRIDE)
     return objective.gradient(2 * weights, stride=_STRIDE)[0] > value
 
 
-def _bends_everywhere(objective: MeanObjective, weights: Array) -> bool:
-    """Whether a sample alone shows that there is a minimum."""
+def _sample_has_minimum(objective: MeanObjective, weights: Array) -> bool:
+    """Whether a sample alone shows that there is a minimum.
+
+    It is looked for from the sample's own: elsewhere what rises on one way hides what falls on another.
+    """
     stride = objective.sample_stride
     if stride == 1:
         return False
-    hessian = objective.hessian(weights, stride=stride)
-    scale = np.sqrt(hessian.diagonal())
-    if not (scale > 0).all() or np.linalg.eigvalsh(hessian / np.outer(scale, scale))[0] < _FULL_RANK:
+    scale, gradients = np.sqrt(objective.diagonal), list[float]()
+    for _ in range(_TO_SAMPLE):
+        hessian = objective.hessian(weights, stride=stride)
+        if np.linalg.eigvalsh(hessian / np.outer(scale, scale))[0] < _FULL_RANK:
+            return False
+        gradient = objective.gradient(weights, stride=stride)[1]
+        gradients.append(largest(gradient))
+        weights = weights + newton_step(hessian, gradient)
+    if not largest(objective.gradient(weights, stride=stride)[1]) < _THERE * gradients[0]:
         return False
-    value, gradient = objective.gradient(weights, stride=stride)
-    return not _ahead(objective, weights, value, gradient, hessian, stride)[1]
+    return not _ahead(objective, weights, objective.hessian(weights, stride=stride), stride)[1]
 
 
 def _saturated(objective: MeanObjective, weights: Array, hessian: Array) -> Array | None:
@@ -154,14 +161,12 @@ def _saturated(objective: MeanObjective, weights: Array, hessian: Array) -> Arra
     if not flat.size:
         return None
     before = objective.hessian(np.zeros_like(weights)) / np.outer(scale, scale)
-    values, within = np.linalg.eigh(flat.T @ before @ flat)
-    found: Array = np.abs(flat @ within[:, -1])
-    return found if values[-1] > _BENT else None
+    bent = flat.T @ before @ flat
+    found: Array = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", flat, bent, flat), 0.0))
+    return found if np.linalg.eigvalsh(bent)[-1] > _BENT else None
 
 
-def _ahead(
-    objective: MeanObjective, weights: Array, value: float, gradient: Array, hessian: Array | None, stride: int = 1
-) -> tuple[Array, bool]:
+def _ahead(objective: MeanObjective, weights: Array, hessian: Array | None, stride: int = 1) -> tuple[Array, bool]:
     """Go far ahead: ten of Newton's steps, or as far again as the weights are.
 
     Returns
@@ -171,7 +176,14 @@ def _ahead(
     falls : bool
         Whether the loss falls on it, as it does where there is no minimum.
     """
-    step = weights if hessian is None else _FAR * newton_step(hessian, gradient)
+    value, gradient = objective.gradient(weights, stride=stride)
+    if hessian is None:
+        step = weights
+    else:
+        # One step nearer first: what is left of a tolerance may rise by more than falls where the loss is small.
+        weights = weights + newton_step(hessian, gradient)
+        value, gradient = objective.gradient(weights, stride=stride)
+        step = _FAR * newton_step(hessian, gradient)
     promised = -gradient * step
     fall = value - objective.gradient(weights + step, stride=stride)[0]
     least = 0.0 if hessian is None else 0.5 * float(promised.sum()) / _FAR

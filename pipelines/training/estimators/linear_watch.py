@@ -35,6 +35,7 @@ SHARE_COST = 0.02
 """The share of the time that this may cost; with large states it is done less often."""
 STOP_S = 15.0
 """For the last checkpoint to be written when the training is stopped: less than `Deadlines.grace_s`."""
+LATE = f"the last checkpoint was not written within {STOP_S:g} s; an earlier one is gone on from"
 END_S = 30.0
 """For a checkpoint that is being written when the training is done: nobody removes the run's checkpoints before."""
 _SAVER = "checkpoints"
@@ -242,8 +243,7 @@ class Watching:
             self._context.committed(step.number)
         if stopping:
             if self._checkpoints is not None and not self._checkpoints.saver.finish(STOP_S):
-                text = f"the last checkpoint was not written within {STOP_S:g} s; an earlier one is gone on from"
-                self._context.report({"unit": "notice", "text": text})
+                self._context.report({"unit": "notice", "text": LATE})
             self.team.stop()
         if self._tell.given_up():
             raise GivenUp

@@ -3,7 +3,8 @@
 Plain descent on sparse rows touches the weights of their own features only, so that a step costs what its rows hold
 and not what the model has. Penalties, which pull at every weight, are then taken once at the end of the lane's steps,
 as their proximal step over the sum of the step sizes (forward-backward splitting: Duchi & Singer, "Efficient Online and
-Batch Learning Using Forward Backward Splitting", 2009).
+Batch Learning Using Forward Backward Splitting", 2009; that of both penalties: Parikh & Boyd, "Proximal Algorithms",
+2014, 6.5.2). So large penalties want few steps between reductions.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class LocalSteps:
         Returns
         -------
         ndarray of float64, shape (lanes, HEAD + start.size)
-            Sums of the losses and of the weights of rows; and how far weights and memory have moved, times the latter.
+            Sums of the losses (with the l2 penalty: on sparse rows that of the start) and of the weights of rows; and
+            how far weights and memory have moved, times the latter.
         """
 
         def work(stream: LaneStream, total: Array) -> None:
@@ -102,9 +104,9 @@ class LocalSteps:
             if sums[1] > 0:
                 head += sums
                 sizes += rate
+        self.rule.shrink(own[0], sizes)  # first: the proximal step of both is that of the 1-norm, shortened
         if self.penalty.l2:
             own[0] /= np.where(self.penalty.penalised, 1 + self.penalty.l2 * sizes, 1.0)
-        self.rule.shrink(own[0], sizes)
         head[0] += before * head[1]
         return head
 

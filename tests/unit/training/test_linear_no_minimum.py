@@ -126,7 +126,7 @@ def test_a_sample_is_enough_to_see_that_there_is_a_minimum(
 ) -> None:
     data = maker.prepare(large())
     quick = trainer.fit(data, {"l2": 0.0, "solver": solver}, ranks=ranks, lanes=2).summary
-    monkeypatch.setattr(linear_ending, "_bends_everywhere", lambda *_: False)
+    monkeypatch.setattr(linear_ending, "_sample_has_minimum", lambda *_: False)
     whole = trainer.fit(data, {"l2": 0.0, "solver": solver}, ranks=ranks, lanes=2).summary
     assert quick["converged"]
     assert quick["loss"] == whole["loss"]
@@ -140,11 +140,14 @@ def test_a_sample_of_separable_classes_hides_nothing(trainer: Any, maker: Any, s
     assert found["unbounded"] == ["x"]
 
 
+# The sample has the first block of the first lane, and none of the rows from 70 to 110.
 @pytest.mark.usefixtures("sampled")
-@pytest.mark.parametrize("solver", ["newton", "lbfgs"])
-def test_what_a_sample_lacks_is_looked_for_in_the_whole(trainer: Any, maker: Any, solver: str) -> None:
-    # The sample has the first block of the first lane, and none of these rows.
-    found = trainer.fit(maker.prepare(large(slice(70, 110))), {"l2": 0.0, "solver": solver}, lanes=2).summary
+@pytest.mark.parametrize("pure", [slice(70, 110), slice(0, 4000, 50)], ids=["beside the sample", "everywhere"])
+@pytest.mark.parametrize("params", [{}, {"tol": 1e-12}, {"solver": "lbfgs"}], ids=["newton", "to the end", "lbfgs"])
+def test_what_a_sample_lacks_is_looked_for_in_the_whole(
+    trainer: Any, maker: Any, params: dict[str, Any], pure: slice
+) -> None:
+    found = trainer.fit(maker.prepare(large(pure)), {"l2": 0.0, **params}, lanes=2).summary
     assert found["stop_reason"] == "unbounded"
     assert found["unbounded"][0] == "flag"
 

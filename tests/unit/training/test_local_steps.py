@@ -76,8 +76,13 @@ def test_sparse_steps_are_those_of_a_plain_loop(
             slope[:, -1] = 0
         w -= eta * slope
         total, losses, sizes = total + weights.sum(), losses + value, sizes + eta
-    inner = w[:, :-1] / (1 + l2 * sizes)
-    w[:, :-1] = np.sign(inner) * np.maximum(np.abs(inner) - l1 * sizes, 0)
+    v = w[:, :-1].copy()
+    w[:, :-1] = np.sign(v) * np.maximum(np.abs(v) - l1 * sizes, 0) / (1 + l2 * sizes)
+    # The minimum of |p - v|²/2 + s·(l1·|p| + l2/2·p²): v - p is s times a subgradient of the penalties.
+    p = w[:, :-1]
+    pull = (v - p) / sizes - l2 * p
+    np.testing.assert_allclose(pull[p != 0], l1 * np.sign(p[p != 0]), atol=1e-9)
+    assert np.all(np.abs(pull[p == 0]) <= l1 + 1e-9)
     before = start[0][penalty.penalised]
     np.testing.assert_allclose(found[1], total, rtol=1e-12)
     np.testing.assert_allclose(found[0], losses + total * 0.5 * l2 * (before @ before), rtol=1e-9)
