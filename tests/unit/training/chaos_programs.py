@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipelines.training import holding
-from pipelines.training.estimators import linear_columns_rank, linear_columns_watch, linear_rank, linear_watch
+from pipelines.training.estimators import linear_columns_checkpoints, linear_columns_rank, linear_rank, linear_watch
 from pipelines.training.gang import RankContext
 from pipelines.training.passes import Passes
 from pipelines.training.reducers import ReproducibleSum
@@ -100,7 +100,7 @@ def install() -> None:
         object.__setattr__(store, "replace", hooked(store.replace, "checkpoint"))
         return store
 
-    linear_watch.open_store = linear_columns_watch.open_store = open_hooked  # type: ignore[assignment]
+    linear_watch.open_store = linear_columns_checkpoints.open_store = open_hooked  # type: ignore[assignment]
 
 
 def program(context: RankContext) -> bytes:
