@@ -155,7 +155,7 @@ def test_several_labels_are_learned_each_for_itself(maker: Any) -> None:
     found = train(data, params, estimator="linear_regression", ranks=2, strategy={})
     best = LinearRegression().fit(x, y)
     coef, intercept = (np.load(io.BytesIO(found.files[name])) for name in ("coef.npy", "intercept.npy"))
-    # The last batches of 100 rows still pull at the weights: twice their error's deviation, 1 / √100. (In trials 0.05 to
-    # 0.11; a weight of the other label or feature would be off by 0.5 at least.)
+    # The last batches of 100 rows still pull at the weights: twice their error's deviation, 1 / √100. A weight of the
+    # other label or feature would be off by 0.5 at least.
     np.testing.assert_allclose(coef, best.coef_, atol=0.2)
     np.testing.assert_allclose(intercept, best.intercept_, atol=0.2)
