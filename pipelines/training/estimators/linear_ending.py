@@ -139,6 +139,8 @@ def _sample_has_minimum(objective: MeanObjective, weights: Array) -> bool:
     scale, gradients = np.sqrt(objective.diagonal), list[float]()
     for _ in range(_TO_SAMPLE):
         hessian = objective.hessian(weights, stride=stride)
+        if not np.isfinite(hessian).all():  # an exponential of a step that went too far
+            return False
         if np.linalg.eigvalsh(hessian / np.outer(scale, scale))[0] < _FULL_RANK:
             return False
         gradient = objective.gradient(weights, stride=stride)[1]
@@ -180,9 +182,12 @@ def _ahead(objective: MeanObjective, weights: Array, hessian: Array | None, stri
     if hessian is None:
         step = weights
     else:
-        # One step nearer first: what is left of a tolerance may rise by more than falls where the loss is small.
-        weights = weights + newton_step(hessian, gradient)
-        value, gradient = objective.gradient(weights, stride=stride)
+        # One step nearer first: what is left of a tolerance may rise by more than falls where the loss is small. A
+        # training that was ended early may be too far away for it.
+        nearer = weights + newton_step(hessian, gradient)
+        found, slope = objective.gradient(nearer, stride=stride)
+        if found <= value:
+            weights, value, gradient = nearer, found, slope
         step = _FAR * newton_step(hessian, gradient)
     promised = -gradient * step
     fall = value - objective.gradient(weights + step, stride=stride)[0]

@@ -152,6 +152,19 @@ def test_what_a_sample_lacks_is_looked_for_in_the_whole(
     assert found["unbounded"][0] == "flag"
 
 
+@pytest.mark.usefixtures("sampled")
+@pytest.mark.parametrize("size", [1.0, 30.0])
+def test_exponentials_of_heavy_tails_are_not_called_endless(trainer: Any, maker: Any, size: float) -> None:
+    rng = np.random.default_rng(7)
+    x = rng.standard_t(2, size=(4000, 2)) * size
+    label = rng.poisson(np.exp(np.clip(x[:, 0] / size, -3, 3))).astype(float)
+    table = pa.table({"x": x[:, 0], "z": x[:, 1], "label": label})
+    data = maker.prepare(table, kind="regression", features=[FeatureConfig(columns=["x", "z"], scale="none")])
+    found = trainer.fit(data, {"loss": "poisson"}, lanes=2).summary
+    assert "unbounded" not in found
+    assert np.isfinite(found["loss"])
+
+
 # --- labels and steps that a loss can't take -------------------------------------------------------------------------
 
 
