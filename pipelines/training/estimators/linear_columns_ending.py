@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.training.columns import ColumnBlock
-from pipelines.training.estimators.linear_ending import SHARE
+from pipelines.training.estimators.linear_ending import BEYOND, SHARE
 from pipelines.training.estimators.linear_setting import Setting
 from pipelines.training.gang import Collective
 from pipelines.training.optimisers import Outcome
@@ -22,16 +22,21 @@ def column_ending(
     space: BlockSpace,
     setting: Setting,
     outcome: Outcome,
+    tol: float,
     layout: Layout,
     blocks: Sequence[ColumnBlock],
     collective: Collective,
 ) -> dict[str, Any]:
-    """Tell in the summary that there is no minimum: twice the weights are better still. Called by all ranks."""
+    """Tell in the summary that there is no minimum: twice the weights are better still. Called by all ranks.
+
+    After a training that was ended before its residual met `tol`, weights of any size have to be.
+    """
     if not setting.loss.recedes or setting.l2 or setting.l1:
         return {}
     value, gradient = objective.gradient(outcome.weights)
-    fall = value - objective.gradient(2 * outcome.weights)[0]
-    if fall <= 1e-12 * abs(value):
+    further = 1 + (BEYOND if outcome.residual > tol else 1.0)
+    fall = value - objective.gradient(further * outcome.weights)[0]
+    if not fall > 1e-12 * abs(value):
         return {}
     promised = np.abs(gradient * outcome.weights)
     total = max(space.one_norm(promised, objective.penalised), 1e-300)

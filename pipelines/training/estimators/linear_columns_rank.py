@@ -295,7 +295,9 @@ class _Training:
                     found=f"{outcome.loss} after {outcome.steps} steps",
                     remedy="Scale the features, or add l2.",
                 )
-            end = column_ending(objective, space, setting, outcome, layout, self._blocks, self._context.collective)
+            end = column_ending(
+                objective, space, setting, outcome, params.tol, layout, self._blocks, self._context.collective
+            )
             fit_s = time.monotonic() - began
             watch.finish()
             whole = self._gathered(outcome)

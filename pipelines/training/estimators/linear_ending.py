@@ -14,7 +14,7 @@ from pipelines.training.estimators.linear_setting import NEWTON_WEIGHTS, Setting
 from pipelines.training.gang.context import Array
 from pipelines.training.objectives import Loss, Sharpening
 from pipelines.training.optimisers import Outcome, Step, Watch
-from pipelines.training.optimisers.newton import newton_step
+from pipelines.training.optimisers.newton import newton, newton_step
 from pipelines.training.optimisers.oracle import State, largest
 from pipelines.training.optimisers.space import WHOLE, Space
 from pipelines.training.strategies.model_parallel import ColumnObjective
@@ -29,6 +29,10 @@ _ON_THE_WAY = 1e-3
 """Of a width: the tolerance before the last one. With 1e-1 Newton's method lost its way (250 passes rather than 70)."""
 _FAR = 10.0
 """Steps of Newton's method at once: from a quadratic's neighbourhood they go up by 40 times what one goes down."""
+BEYOND = 1e6
+"""Times the weights of a training that was ended early: one row on the wrong side then weighs more than all others."""
+_LONGER = 30
+"""Steps of Newton's method: each goes down an exponential by about 1 in the scores, and none starts above e³⁰."""
 _STRIDE = 32
 """Of blocks: any rows at all can show that a loss rises."""
 _FLAT, _BENT = 1e-10, 1e-6
@@ -91,7 +95,9 @@ def _staged(watch: Watch, stage: int, start: State) -> Watch:
     return with_stage
 
 
-def ending(objective: MeanObjective, setting: Setting, outcome: Outcome, names: Sequence[str]) -> dict[str, Any]:
+def ending(
+    objective: MeanObjective, setting: Setting, outcome: Outcome, tol: float, names: Sequence[str]
+) -> dict[str, Any]:
     """Tell in the summary that there is no minimum, where the weights would grow for ever without a penalty.
 
     So it is where classes can be told apart without an error, or where all rows of a category have the same class or a
@@ -103,16 +109,25 @@ def ending(objective: MeanObjective, setting: Setting, outcome: Outcome, names: 
     A way down for ever is one for each row, and so for a sample's: where the sample has none, and bends in every
     direction, the data have none either, and most trainings go no further. Weights that have gone so far that nothing
     can be seen to fall any more are known by what the curvature was at the start (`_saturated`).
+
+    A training that was ended before its residual met `tol` may be far from a minimum, where an exponential falls just
+    as it does where there is none: it is gone on with before anything is said. Where curvatures are not there, weights
+    of any size have to go down.
     """
     if not setting.loss.recedes or setting.l2 or setting.l1:
         return {}
+    weights, early = outcome.weights, outcome.residual > tol
     curved = setting.loss.curved and objective.size <= 2 * NEWTON_WEIGHTS
-    if _sample_has_minimum(objective, outcome.weights) if curved else _rises(objective, outcome.weights):
+    if _sample_has_minimum(objective, weights) if curved else _rises(objective, weights):
         return {}
-    hessian = objective.hessian(outcome.weights) if curved else None
-    promised, falls = _ahead(objective, outcome.weights, hessian)
+    hessian = objective.hessian(weights) if curved else None
+    promised, falls = _ahead(objective, weights, hessian, far=BEYOND if early else 1.0)
+    if falls and early and hessian is not None:
+        weights = newton(objective, {"weights": weights}, _nobody, tol=tol, max_iter=_LONGER).weights
+        hessian = objective.hessian(weights)
+        promised, falls = _ahead(objective, weights, hessian)
     if not falls:
-        gone = None if hessian is None else _saturated(objective, outcome.weights, hessian)
+        gone = None if hessian is None else _saturated(objective, weights, hessian)
         if gone is None:
             return {}
         promised = gone
@@ -120,6 +135,10 @@ def ending(objective: MeanObjective, setting: Setting, outcome: Outcome, names: 
     shares = parts / max(float(parts.sum()), 1e-300)
     growing = [names[place] for place in np.argsort(-shares, kind="stable") if shares[place] > SHARE]
     return {"stop_reason": "unbounded", "converged": False, "unbounded": growing}
+
+
+def _nobody(_: Step, __: Callable[[], State]) -> None:
+    """Watch steps that are no part of the training."""
 
 
 def _rises(objective: MeanObjective, weights: Array) -> bool:
@@ -168,8 +187,10 @@ def _saturated(objective: MeanObjective, weights: Array, hessian: Array) -> Arra
     return found if np.linalg.eigvalsh(bent)[-1] > _BENT else None
 
 
-def _ahead(objective: MeanObjective, weights: Array, hessian: Array | None, stride: int = 1) -> tuple[Array, bool]:
-    """Go far ahead: ten of Newton's steps, or as far again as the weights are.
+def _ahead(
+    objective: MeanObjective, weights: Array, hessian: Array | None, stride: int = 1, far: float = 1.0
+) -> tuple[Array, bool]:
+    """Go far ahead: ten of Newton's steps, or, without curvatures, as far again as the weights are, `far` times.
 
     Returns
     -------
@@ -180,7 +201,7 @@ def _ahead(objective: MeanObjective, weights: Array, hessian: Array | None, stri
     """
     value, gradient = objective.gradient(weights, stride=stride)
     if hessian is None:
-        step = weights
+        step = far * weights
     else:
         # One step nearer first: what is left of a tolerance may rise by more than falls where the loss is small. A
         # training that was ended early may be too far away for it.

@@ -230,7 +230,7 @@ def _lead(
             found=f"{outcome.loss} after {outcome.steps} steps",
             remedy="Scale the features, or add l2.",
         )
-    end = {**ending(objective, setting, outcome, job.data.features.names), **told}
+    end = {**ending(objective, setting, outcome, params.tol, job.data.features.names), **told}
     team.end()
     watch.finish()
     fit_s = time.monotonic() - began

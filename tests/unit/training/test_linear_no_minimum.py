@@ -153,16 +153,46 @@ def test_what_a_sample_lacks_is_looked_for_in_the_whole(
 
 
 @pytest.mark.usefixtures("sampled")
+@pytest.mark.parametrize("max_iter", [1, 2, 100])
 @pytest.mark.parametrize("size", [1.0, 30.0])
-def test_exponentials_of_heavy_tails_are_not_called_endless(trainer: Any, maker: Any, size: float) -> None:
+def test_exponentials_of_heavy_tails_are_not_called_endless(
+    trainer: Any, maker: Any, size: float, max_iter: int
+) -> None:
     rng = np.random.default_rng(7)
     x = rng.standard_t(2, size=(4000, 2)) * size
     label = rng.poisson(np.exp(np.clip(x[:, 0] / size, -3, 3))).astype(float)
     table = pa.table({"x": x[:, 0], "z": x[:, 1], "label": label})
     data = maker.prepare(table, kind="regression", features=[FeatureConfig(columns=["x", "z"], scale="none")])
-    found = trainer.fit(data, {"loss": "poisson"}, lanes=2).summary
+    found = trainer.fit(data, {"loss": "poisson", "max_iter": max_iter}, lanes=2).summary
     assert "unbounded" not in found
     assert np.isfinite(found["loss"])
+
+
+@pytest.mark.parametrize("loss", ["poisson", "gamma", "tweedie"])
+@pytest.mark.parametrize("params", [{"max_iter": 1}, {"max_iter": 2}, {"solver": "momentum", "epochs": 1}])
+@pytest.mark.parametrize("curves", [True, False])
+def test_a_training_ended_early_is_not_called_endless(
+    trainer: Any, maker: Any, monkeypatch: pytest.MonkeyPatch, loss: str, params: dict[str, Any], curves: bool
+) -> None:
+    if not curves:
+        monkeypatch.setattr(linear_ending, "NEWTON_WEIGHTS", 0)
+        params = {"solver": "lbfgs", **params}
+    rng = np.random.default_rng(7)
+    x = rng.standard_t(2, size=900)
+    label = np.exp(np.clip(x, -3, 3)) * rng.gamma(2.0, 0.5, 900)
+    found = trainer.fit(maker.prepare(pa.table({"x": x, "label": label}), kind="regression"), {"loss": loss, **params})
+    assert found.summary["stop_reason"] == "max_iter"
+    assert "unbounded" not in found.summary
+
+
+@pytest.mark.parametrize("max_iter", [10, 500])
+def test_separable_classes_without_curvatures_are_still_known(
+    trainer: Any, maker: Any, monkeypatch: pytest.MonkeyPatch, max_iter: int
+) -> None:
+    monkeypatch.setattr(linear_ending, "NEWTON_WEIGHTS", 0)
+    found = trainer.fit(maker.prepare(table_of()), {"l2": 0.0, "solver": "lbfgs", "max_iter": max_iter}).summary
+    assert found["stop_reason"] == "unbounded"
+    assert "x" in found["unbounded"]
 
 
 # --- labels and steps that a loss can't take -------------------------------------------------------------------------
