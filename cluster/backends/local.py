@@ -32,6 +32,12 @@ ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": 32 << 20, "MALLOC_MMAP_THRESHOLD_": 1 << 
 With Dask's own setting (from 64 KiB on, which also ends glibc's adapting) a pass over Parquet columns spends a quarter
 of its time on faulting pages in again, measured."""
 _TRIM, _DASKS_TRIM = "MALLOC_TRIM_THRESHOLD_", "65536"
+_GIVES_UP, _DASKS_PATIENCE = "distributed.deploy.lost-worker-timeout", "15s"
+_PATIENCE = "365 days"
+"""What Dask waits after the loss of a worker before it ends the nanny for good, unless one is there at that moment.
+
+Meant for jobs of batch systems. A nanny starts its worker again however often it is lost, but a second loss, or a slow
+start, would fall into that moment."""
 
 
 class LocalBackend:
@@ -54,6 +60,7 @@ class RunningLocalCluster:
         self._cluster: LocalCluster | None = None
         self._settings = ExitStack()
         self._settings.enter_context(_allocator_settings())
+        self._settings.enter_context(_lasting_workers())
         try:
             # No worker yet: the constructor can't be interrupted cleanly, and without workers it is quick.
             self._cluster = LocalCluster(
@@ -182,6 +189,16 @@ def _allocator_settings() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _lasting_workers() -> Iterator[None]:
+    """Keep nannies whatever happens to their workers, until left; what somebody has set otherwise stays."""
+    if dask.config.get(_GIVES_UP, _DASKS_PATIENCE) != _DASKS_PATIENCE:
+        yield
+        return
+    with dask.config.set({_GIVES_UP: _PATIENCE}):
+        yield
 
 
 def _on_loopback(address: str) -> str:

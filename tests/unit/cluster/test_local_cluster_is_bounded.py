@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -106,6 +107,27 @@ def test_a_killed_worker_comes_back(cluster: Cluster) -> None:
     before = {worker.address for worker in cluster.workers()}
     cluster.client.submit(os._exit, 1, retries=0, pure=False, allow_other_workers=False)
     until(lambda: {worker.address for worker in cluster.workers()} != before and len(cluster.workers()) == 2)
+
+
+def test_a_worker_that_is_lost_twice_comes_back(tmp_path: Path) -> None:
+    """Dask ends a nanny whose worker is away 15 s after a loss: a second one just before that is such a moment."""
+    with connect(ClusterSpec(workers=1, worker=WORKER, scratch=str(tmp_path))) as own:
+        time.sleep(1)  # a worker that is killed while it starts has failed, for its nanny
+        began = time.monotonic()
+        first = kill_worker(own)
+        until(lambda: [worker.address for worker in own.workers()] not in ([], first))
+        time.sleep(began + 14.7 - time.monotonic())
+        second = kill_worker(own)
+        time.sleep(1.5)
+        until(lambda: [worker.address for worker in own.workers()] not in ([], second))
+        assert own.client.submit(sum, [1, 2]).result(LIMIT_S) == 3
+
+
+def kill_worker(cluster: Cluster) -> list[str]:
+    """Kill the only worker; returns its address."""
+    [(address, pid)] = cluster.client.run(os.getpid).items()
+    os.kill(pid, signal.SIGKILL)
+    return [address]
 
 
 def test_scaling_is_waited_for_and_bounded_by_the_machine(cluster: Cluster) -> None:

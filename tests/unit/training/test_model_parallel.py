@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -352,27 +353,34 @@ def test_only_the_newest_checkpoints_are_kept(
 def test_steps_go_on_while_a_checkpoint_is_written(
     trainer: Any, maker: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    write, call, seen = ColumnCheckpoints._write, ColumnWatching.__call__, [0]
+    """The first parts are written after ten more steps only; the steps after those wait until it is committed."""
+    write, call, seen, written = ColumnCheckpoints._write, ColumnWatching.__call__, [0], threading.Event()
 
     def see(watch: ColumnWatching, step: Any, state: Any) -> None:
         seen.append(step.number)
+        if step.number > 16:
+            assert written.wait(20), "ten steps were not seen"
+            time.sleep(0.0 if committed() else 0.1)  # more than between two questions whether all is written
         call(watch, step, state)
+
+    def committed() -> list[Path]:
+        return list(folder.rglob("commits/*.json"))
 
     def write_late(checkpoints: ColumnCheckpoints, step: int, parts: Any) -> None:
         end = time.monotonic() + 20
-        while max(seen) < step + 10:
+        while max(seen) < step + 10 and not written.is_set():
             assert time.monotonic() < end, "no step was made meanwhile"
             time.sleep(0.001)
         write(checkpoints, step, parts)
+        written.set()
 
     monkeypatch.setattr(ColumnWatching, "__call__", see)
     monkeypatch.setattr(ColumnCheckpoints, "_write", write_late)
     data, folder = prepare(maker, CASES["binary"]), tmp_path / "c"
-    found = trainer.fit(
-        data, SOLVERS["momentum"], checkpoint_url=str(folder), checkpoint={"every": "5 steps"}, **across(3)
-    )
+    params, every = {**SOLVERS["momentum"], "epochs": 10}, {"every": "5 steps"}
+    found = trainer.fit(data, params, checkpoint_url=str(folder), checkpoint=every, **across(3))
     assert found.summary["checkpoints"] >= 1
-    assert list(folder.rglob("commits/*.json"))
+    assert committed()
 
 
 def test_a_checkpoint_of_another_cut_is_not_gone_on_from(trainer: Any, maker: Any, tmp_path: Path) -> None:
