@@ -52,6 +52,10 @@ class Arrived:
     holds: tuple[int, ...] = ()
 
 
+STOPPED = ("stopped", "tracing-stop")
+"""psutil's words for a process that does nothing until it is let go on."""
+
+
 @dataclass(frozen=True)
 class Beat:
     """What a watcher sees of its member."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from pipelines.training.gang.events import Beat, Cause, Gone
+from pipelines.training.gang.events import STOPPED, Beat, Cause, Gone
 
 HANDICAP_S = 1.5
 """A member found killed up to so long after another complained was the cause: watchers look every quarter second."""
@@ -97,7 +97,7 @@ class Member:
         if beat.cpu_s > self.cpu_s + 0.01:
             self.progress = now
         self.cpu_s, self.rss_bytes = max(self.cpu_s, beat.cpu_s), beat.rss_bytes
-        if beat.state in ("stopped", "tracing-stop"):
+        if beat.state in STOPPED:
             self.stopped_since = now if self.stopped_since is None else self.stopped_since
         else:
             self.stopped_since = None

@@ -38,12 +38,14 @@ class Vitals:
     """What the system says about a rank's process tree.
 
     `state` is psutil's word for the root process (``running``, ``sleeping``, ``stopped``, …); `cpu_s` is the time that
-    the tree has computed; `rss_bytes` what it holds in memory.
+    the tree has computed; `rss_bytes` what it holds in memory; `turns` how often the root has given its processor away,
+    which it does not while it is stopped.
     """
 
     state: str
     cpu_s: float
     rss_bytes: int
+    turns: int
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
@@ -97,6 +99,7 @@ def measure(pid: int) -> Vitals | None:
         root = psutil.Process(pid)
         state = str(root.status())
         cpu, rss = _cpu_and_rss(root)
+        turns = sum(root.num_ctx_switches())
         descendants = _descendants(root)
     except (psutil.Error, OSError):
         return None
@@ -106,7 +109,7 @@ def measure(pid: int) -> Vitals | None:
         except psutil.Error:
             continue
         cpu, rss = cpu + more_cpu, rss + more_rss
-    return Vitals(state, cpu, rss)
+    return Vitals(state, cpu, rss, turns)
 
 
 def _descendants(root: psutil.Process) -> list[int]:

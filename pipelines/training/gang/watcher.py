@@ -20,13 +20,14 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from pipelines.training.gang import process, wire
+from pipelines.training.gang.events import STOPPED
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ class _Watch:
 
     def _attend(self, child: subprocess.Popen[bytes]) -> dict[str, Any] | None:
         """Look, tell and obey until the rank ends. None: the coordinator is gone."""
-        next_beat = 0.0
+        next_beat, turns = 0.0, -1
         while True:
             code = child.poll()
             if code is not None:
@@ -151,8 +152,6 @@ class _Watch:
                     "text": process.describe_exit(code),
                 }
             vitals = process.measure(child.pid)
-            if vitals is not None and self._slowing is not None:
-                vitals = replace(vitals, state="slowed")  # stopped in turns, which is not what a stopped one is
             if vitals is not None:
                 excess = self._excess(vitals.rss_bytes)
                 if excess:
@@ -160,7 +159,11 @@ class _Watch:
                     return {"kind": "gone", "cause": "memory", "text": excess}
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + BEAT_S
-                    self._say({"kind": "beat", **asdict(vitals)})
+                    # What is stopped in turns is slow. Every look may fall into the time that it is stopped.
+                    state = "slowed" if vitals.state in STOPPED and vitals.turns != turns else vitals.state
+                    turns = vitals.turns
+                    word = {"state": state, "cpu_s": vitals.cpu_s, "rss_bytes": vitals.rss_bytes}
+                    self._say({"kind": "beat", **word})
             if not self._obey(child):
                 return None
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,32 @@ def test_a_stopped_rank_is_replaced() -> None:
     )  # fmt: skip
     assert json.loads(found.results[0])[:2] == [STEPS, TOTAL]
     assert [(loss.rank, loss.cause) for loss in found.losses] == [(1, "silent")]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_in_turns_is_slow_and_not_lost() -> None:
+    """Nearly every look at it falls into the time that it is stopped."""
+    over = threading.Event()
+
+    def slow(pid: int) -> None:
+        with suppress(ProcessLookupError):
+            while not over.wait(0.01):
+                os.kill(pid, signal.SIGSTOP)
+                over.wait(0.2)
+                os.kill(pid, signal.SIGCONT)
+
+    def listen(rank: int, message: dict[str, Any]) -> None:
+        if rank == 1 and message.get("step") == 2:
+            threading.Thread(target=slow, args=(message["pid"],), daemon=True).start()
+
+    try:
+        found = run_gang(
+            None, "gang_programs:count", deal, sizes=SIZES, on_message=listen, deadlines=Deadlines(silence_s=1.0)
+        )  # fmt: skip
+    finally:
+        over.set()
+    assert json.loads(found.results[0])[:2] == [STEPS, TOTAL]
+    assert found.losses == ()
 
 
 @pytest.mark.slow
