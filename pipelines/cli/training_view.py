@@ -36,7 +36,7 @@ def _course(training: TrainingRecord) -> Iterator[tuple[str, str]]:
 
 
 def _certified(certificate: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "weights", f"sha256 {certificate['final']}"
+    yield "model" if certificate["unit"] == "round" else "weights", f"sha256 {certificate['final']}"
     if certificate["broken_by"]:
         yield "  broken", "; ".join(certificate["broken_by"])
     else:

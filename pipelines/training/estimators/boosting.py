@@ -147,12 +147,16 @@ def _identity(config: TrainConfig, data: TrainingData) -> str:
 
 def _fit(result: bytes, request: FitRequest, job: Job, ranks: int) -> Fit:
     summary, model = take_apart(result)
+    went_on = (
+        f"it went on after round {summary['resumed_from']}: what is sampled is drawn anew there, and sums round anew"
+    )
     certificate = {
-        "model_sha256": codec.digest(model),
+        "final": codec.digest(model),
+        "unit": "round",
+        "digests": [],
+        "of": _identity(request.config, request.data),
         "equal_for": f"{ranks} ranks of {request.threads} threads, the same XGBoost and kind of processor",
-        "ranks": ranks,
-        "threads": request.threads,
-        "resumed": summary["resumed_from"] is not None,
+        "broken_by": [] if summary["resumed_from"] is None else [went_on],
     }
     summary |= {
         "objective": job.booster["objective"],

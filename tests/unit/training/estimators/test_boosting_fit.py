@@ -12,8 +12,12 @@ import xgboost as xgb
 from distributed import Client, LocalCluster
 from sklearn.metrics import log_loss, roc_auc_score
 
+from pipelines import codec
+from pipelines.cli.training_view import show_training
 from pipelines.errors import GangError, InterruptedRunError, SpecError, TrainingError
 from pipelines.model import Model, golden_rows
+from pipelines.run.journal import Event
+from pipelines.run.record import RunRecord, fold
 from pipelines.storage import open_store
 from pipelines.training.checkpoint import latest_checkpoint
 from pipelines.training.config import CheckpointConfig, TrainConfig
@@ -252,6 +256,16 @@ def test_what_can_not_work_is_told_before_any_rank_starts(workshop, spec, says):
     data = workshop.data(validation=0.0)
     with pytest.raises(SpecError, match=says):
         train(data, config(**spec))
+
+
+def test_what_is_certified_can_be_shown(data, capsys):
+    """``mutirao run show`` prints it as that of every estimator."""
+    fitted = train(data, config(num_boost_round=3))
+    event = Event(0.0, "stage", "train", {"status": "done", "summary": fitted.summary})
+    show_training(fold(RunRecord("x", "p"), [event]))
+    shown = capsys.readouterr().out
+    assert f"sha256 {codec.digest(fitted.files['model.ubj'])}" in shown
+    assert "1 ranks of 1 threads" in shown
 
 
 def test_progress_is_told(data):
