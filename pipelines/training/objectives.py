@@ -208,7 +208,7 @@ class Multinomial:
 
     def curvature(self, scores: Array, y: Array, weight: Array | None) -> Array:
         """Not there: the curvature of a softmax is a matrix for each row."""
-        raise NotImplementedError
+        raise NotImplementedError("the curvature of a softmax is a matrix for each row: ask `curved` first")
 
     def start(self, mean: Array) -> Array:
         """See `Loss.start`: logarithms of the shares, centred."""

@@ -147,16 +147,15 @@ def _identity(config: TrainConfig, data: TrainingData) -> str:
 
 def _fit(result: bytes, request: FitRequest, job: Job, ranks: int) -> Fit:
     summary, model = take_apart(result)
-    went_on = (
-        f"it went on after round {summary['resumed_from']}: what is sampled is drawn anew there, and sums round anew"
-    )
+    resumed_from = summary["resumed_from"]
+    drawn_anew = f"it went on after round {resumed_from}: what is sampled is drawn anew there, and sums round anew"
     certificate = {
         "final": codec.digest(model),
         "unit": "round",
         "digests": [],
         "of": _identity(request.config, request.data),
         "equal_for": f"{ranks} ranks of {request.threads} threads, the same XGBoost and kind of processor",
-        "broken_by": [] if summary["resumed_from"] is None else [went_on],
+        "broken_by": [] if resumed_from is None else [drawn_anew],
     }
     summary |= {
         "objective": job.booster["objective"],

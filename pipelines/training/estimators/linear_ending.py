@@ -123,7 +123,7 @@ def ending(
     hessian = objective.hessian(weights) if curved else None
     promised, falls = _ahead(objective, weights, hessian, far=BEYOND if early else 1.0)
     if falls and early and hessian is not None:
-        weights = newton(objective, {"weights": weights}, _nobody, tol=tol, max_iter=_LONGER).weights
+        weights = newton(objective, {"weights": weights}, _unwatched, tol=tol, max_iter=_LONGER).weights
         hessian = objective.hessian(weights)
         promised, falls = _ahead(objective, weights, hessian)
     if not falls:
@@ -137,8 +137,8 @@ def ending(
     return {"stop_reason": "unbounded", "converged": False, "unbounded": growing}
 
 
-def _nobody(_: Step, __: Callable[[], State]) -> None:
-    """Watch steps that are no part of the training."""
+def _unwatched(_: Step, __: Callable[[], State]) -> None:
+    """Let steps pass that are no part of the training."""
 
 
 def _rises(objective: MeanObjective, weights: Array) -> bool:
